@@ -49,7 +49,8 @@ def least_step_ms(
     """
     stored = num_sequences * sum(
         min(length, store.window or length) * KVStore.bytes_per_slot([store], dtype)
-        for store in spec.stores
+        for store in spec.attention_stores
     )
+    stored += num_sequences * sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
     weights = weights_read(spec, num_rows) * dtype.itemsize
     return round(1000 * (weights + stored) / COPY_BYTES_PER_SECOND, 4)

@@ -53,7 +53,7 @@ def operations(spec: ModelSpec, num_tokens: int) -> float:
     layers = (layer_products(spec, layer) for layer in range(spec.num_layers))
     numbers = sum(out * into for products in layers for out, into in products)
     numbers += sum(map(math.prod, spec.head_shapes[1:])) * len(spec.expert_layers)
-    widths = sum(store.head_dim + store.output_dim for store in spec.stores)
+    widths = sum(store.head_dim + store.output_dim for store in spec.attention_stores)
     products = 2 * numbers * num_tokens
     attention = 2 * num_tokens**2 / 2 * spec.num_query_heads * widths
     return float(products + attention + 2 * spec.vocab_size * spec.hidden_size)

@@ -45,6 +45,7 @@ def own_mtp(target: ModelSpec) -> HeadSpec:
         latent=target.latent,
         attention_scale=target.attention_scale,
         experts=target.experts,
+        traits=target.traits,
     )
 
 
@@ -130,7 +131,8 @@ def new_head(kind: str, dtype: torch.dtype, *, is_lucky: bool, layers: str = "de
             for block in blocks:
                 noise = torch.randn(block.shape, generator=generator)
                 is_norm = "norm" in name
-                block.copy_(1 + 0.1 * noise if is_norm else noise * block.shape[-1] ** -0.5)
+                norm = 1 - spec.traits.norm_offset + 0.1 * noise
+                block.copy_(norm if is_norm else noise * block.shape[-1] ** -0.5)
         if is_lucky:
             _teach(head, spec, target.embedding.weight_VD.float())
         head.seal()

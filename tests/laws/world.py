@@ -33,7 +33,7 @@ from eyas.layers.row_probe import find_row_order
 from eyas.models import Decoder, cpu_has_bfloat16, load_model
 from eyas.runner.runner import ModelRunner
 from eyas.text import Tokenizer
-from tests.models.tiny import make_model, save_model
+from tests.models.tiny import FROM_ZERO, MODELS, make_model, save_model
 
 MERGES = ["a b", "t h", "th e", "e r", "ab c", "1 2", "i n", "in g", "o n", "\u0120 a"]
 SPECIAL = ["<|end|>", "<|stop|>", "<|mark|>"]
@@ -45,6 +45,7 @@ HIDDEN = 48
 LAYERS = {
     "experts": ("glm4 moe", 0.1),
     "sinks and windows": ("gpt-oss", 0.006),
+    "state": ("qwen3 next", 0.3),
     "latent": ("deepseek v3 experts", 0.1),
 }
 """Kinds of layers beside the dense one: the tiny model (`tests.models.tiny`) that has them, and how
@@ -229,9 +230,9 @@ def write_layers(directory: Path, name: str) -> Path:
         embedding, head = _of_bigrams(hidden_size, noise)
         model.get_input_embeddings().weight.copy_(embedding)
         model.get_output_embeddings().weight.copy_(1.1 * head)
-        model.model.norm.weight.fill_(1.0)
+        model.model.norm.weight.fill_(0.0 if MODELS[tiny_name][0] in FROM_ZERO else 1.0)
         for key, parameter in model.named_parameters():
-            if "o_proj" in key:  # what is added to the stream
+            if "o_proj" in key or "out_proj" in key:  # what is added to the stream
                 parameter.mul_(0.15)
             elif "down_proj" in key:
                 parameter.mul_(mixing)

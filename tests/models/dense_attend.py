@@ -10,18 +10,20 @@ from collections.abc import Callable, Sequence
 import torch
 
 from eyas.attention.base import KVDestination
-from eyas.cache.store import LayerStore
+from eyas.cache.store import LayerStore, StateStore, Store
+from eyas.ops.delta_rule import DeltaRule
 
 
 class DenseCache:
     """Keys and values of every entry ever stored, per layer, with each entry's position and parent.
 
     parents: index of the entry before it, -1 for the first; a query sees its own chain of parents.
+    inputs, states: of layers with a state, of every entry.
     """
 
     def __init__(
         self,
-        stores: Sequence[LayerStore],
+        stores: Sequence[Store],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -30,6 +32,8 @@ class DenseCache:
         self.device = device
         self.keys: list[torch.Tensor | None] = [None] * len(stores)
         self.values: list[torch.Tensor | None] = [None] * len(stores)
+        self.inputs: list[torch.Tensor | None] = [None] * len(stores)
+        self.states: list[list[torch.Tensor]] = [[] for _ in stores]
         self.parents: list[int] = []
         self.positions: list[int] = []
 
@@ -62,6 +66,7 @@ class DenseAttend:
     def destination(self, layer: int) -> KVDestination:
         """Allocate the keys and values of a layer; `__call__` appends all but padding."""
         store, num = self.cache.stores[layer], self.num_rows + self.num_padding
+        assert isinstance(store, LayerStore)
         self._placed = torch.zeros(
             (num, *store.slot_shape), dtype=self.cache.dtype, device=self.cache.device
         )
@@ -71,6 +76,7 @@ class DenseAttend:
         self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
     ) -> torch.Tensor:
         cache, store = self.cache, self.cache.stores[layer]
+        assert isinstance(store, LayerStore)
         k_TGH, v_TGH = sides(self._placed, store)
         keys_SGH = _append(cache.keys[layer], k_TGH[: self.num_rows])
         values_SGH = _append(cache.values[layer], v_TGH[: self.num_rows])
@@ -95,18 +101,62 @@ class DenseAttend:
         out_TNH[: self.num_rows] = torch.einsum("nts,snh->tnh", weights_NTS, values_SNH)
         return out_TNH
 
+    def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
+        """The delta rule as its authors write it, for one entry after the other, from the state of its
+        parent."""
+        cache, store = self.cache, self.cache.stores[layer]
+        assert isinstance(store, StateStore)
+        inputs_SX = _append(cache.inputs[layer], inputs_TX[: self.num_rows])
+        cache.inputs[layer] = inputs_SX
+        num, width = rule.num_value_heads, len(rule.taps_CJ)
+        out_TND = inputs_TX.new_zeros((len(inputs_TX), num, rule.value_dim), dtype=torch.float32)
+        for row in range(self.num_rows):
+            entry = self.first + row
+            window = cache.ancestors(entry)[-rule.taps_CJ.shape[1] :]
+            taps_CJ = rule.taps_CJ[:, -len(window) :]
+            mixed_C = torch.nn.functional.silu((inputs_SX[window, :width].T * taps_CJ).sum(1))
+            keys, values = rule.num_key_heads * rule.key_dim, num * rule.value_dim
+            q_GH, k_GH, v_ND = (
+                part.view(-1, size)
+                for part, size in zip(
+                    mixed_C.split([keys, keys, values]),
+                    (rule.key_dim, rule.key_dim, rule.value_dim),
+                    strict=True,
+                )
+            )
+            q_NH, k_NH = (
+                (x_GH / (x_GH.square().sum(1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(
+                    num // rule.num_key_heads, 0
+                )
+                for x_GH in (q_GH, k_GH)
+            )
+            strength_N, time_N = inputs_SX[entry, width:].split(num)
+            time_N = torch.nn.functional.softplus(time_N + rule.time_bias_N)
+            decay_N = torch.exp(-torch.exp(rule.log_decay_N) * time_N)
+            parent = cache.parents[entry]
+            state_NHD = torch.zeros(num, rule.key_dim, rule.value_dim)
+            if parent >= 0:
+                state_NHD = cache.states[layer][parent]
+            state_NHD = state_NHD * decay_N[:, None, None]
+            error_ND = v_ND - torch.einsum("nhd,nh->nd", state_NHD, k_NH)
+            error_ND = error_ND * strength_N.sigmoid()[:, None]
+            state_NHD = state_NHD + torch.einsum("nh,nd->nhd", k_NH, error_ND)
+            cache.states[layer].append(state_NHD)
+            out_TND[row] = torch.einsum("nhd,nh->nd", state_NHD, q_NH) * rule.key_dim**-0.5
+        return out_TND
+
 
 class RowByRow:
     """An `Attend` in which a row sees itself alone: `answer(q, k, v)`."""
 
     def __init__(
         self,
-        stores: Sequence[LayerStore],
+        stores: Sequence[Store],
         dtype: torch.dtype,
         answer: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
         num_rows: int,
     ) -> None:
-        self._store = store = stores[0]
+        self._store = store = next(store for store in stores if isinstance(store, LayerStore))
         self._answer = answer
         self._placed = torch.zeros(num_rows, *store.slot_shape, dtype=dtype)
 
@@ -119,6 +169,11 @@ class RowByRow:
         keys_TGH, values_TGH = sides(self._placed, self._store)
         width = self._store.output_dim
         return self._answer(q_TNH[..., :width], keys_TGH[..., :width], values_TGH)
+
+    def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
+        values = rule.num_value_heads * rule.value_dim
+        first = len(rule.taps_CJ) - values
+        return inputs_TX[:, first : first + values].float().unflatten(1, (-1, rule.value_dim))
 
 
 def sides(placed: torch.Tensor, store: LayerStore) -> tuple[torch.Tensor, torch.Tensor]:

@@ -87,15 +87,16 @@ def test_every_node_of_a_tree_matches_a_forward_of_its_own_path(pair: Pair) -> N
 
 def test_taps_are_the_residual_stream_after_k_layers(pair: Pair) -> None:
     model, decoder = pair
-    token_ids = tokens(24)
+    token_ids, num_layers = tokens(24), decoder.spec.num_layers
     attend = DenseCache(decoder.spec.stores).extend(chain(0, 24))
     with torch.inference_mode():
         _, (second, embedded, last) = decoder.forward(
-            torch.tensor(token_ids), attend.positions(), attend, taps=(2, 0, 3)
+            torch.tensor(token_ids), attend.positions(), attend, taps=(2, 0, num_layers)
         )
         states = model(torch.tensor([token_ids]), output_hidden_states=True).hidden_states
         normed = model.model.norm(last)
-    for found, expected in ((embedded, states[0]), (second, states[2]), (normed, states[3])):
+    final = states[num_layers]
+    for found, expected in ((embedded, states[0]), (second, states[2]), (normed, final)):
         assert (found - expected[0]).abs().max() < 2e-5
 
 

@@ -16,8 +16,22 @@ from eyas.models import load_model
 
 from .dense_attend import DenseCache
 from .test_model_law import assert_close, chain, forward
-from .tiny import SIZES, tokens
+from .tiny import FROM_ZERO, HYBRID, SHARED_EXPERTS, SIZES, tokens
 
+QWEN_VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+}
+MROPE = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "mrope_interleaved": True,
+    "mrope_section": [2, 1, 1],
+}
 VISION: dict[str, dict[str, Any]] = {
     "Qwen2_5_VL": {
         "depth": 1,
@@ -35,6 +49,8 @@ VISION: dict[str, dict[str, Any]] = {
         "image_size": 28,
         "patch_size": 14,
     },
+    "Qwen3_5": QWEN_VISION,
+    "Qwen3_5Moe": QWEN_VISION,
 }
 TEXT: dict[str, dict[str, Any]] = {
     "Qwen2_5_VL": {
@@ -45,9 +61,13 @@ TEXT: dict[str, dict[str, Any]] = {
         }
     },
     "Gemma3": {"head_dim": 32, "sliding_window": 16, "tie_word_embeddings": True},
+    "Qwen3_5": {**HYBRID, "rope_parameters": MROPE},
+    "Qwen3_5Moe": {**HYBRID, **SHARED_EXPERTS, "rope_parameters": MROPE},
 }
-OLD_NAMES = {
+OLD_NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "Qwen2_5_VL": (("model.language_model.", "model."), ("model.visual.", "visual.")),
+    "Qwen3_5": (),
+    "Qwen3_5Moe": (),
     "Gemma3": (
         ("model.language_model.", "language_model.model."),
         ("lm_head.", "language_model.lm_head."),
@@ -71,12 +91,14 @@ def make_checkpoint(family: str, directory: Path) -> transformers.PreTrainedMode
         for name, parameter in model.named_parameters():
             if "language_model" in name or "lm_head" in name:
                 noise = torch.randn(parameter.shape, generator=generator)
-                base = 0 if family == "Gemma3" else 1
+                base = float(family not in FROM_ZERO or "linear_attn" in name)
                 parameter.copy_(base + 0.2 * noise if "norm" in name else noise * 0.1)
+                if "embed_tokens" in name and "linear_num_key_heads" in TEXT[family]:
+                    parameter.mul_(8)
         text = torch.arange(1, 33).unsqueeze(0)
         scale = 2.5 / model(input_ids=text).logits.std()
         norm = model.model.language_model.norm.weight
-        if family == "Gemma3":
+        if family in FROM_ZERO:
             norm.copy_((1 + norm) * scale - 1)
         else:
             norm.mul_(scale)
@@ -96,6 +118,8 @@ def assert_text_matches(model: transformers.PreTrainedModel, directory: Path) ->
 @pytest.mark.parametrize("is_old", [False, True], ids=["new names", "old names"])
 @pytest.mark.parametrize("family", list(VISION))
 def test_text_matches_transformers(family: str, is_old: bool, tmp_path: Path) -> None:
+    if is_old and not OLD_NAMES[family]:
+        pytest.skip("this family came after the names had changed")
     model = make_checkpoint(family, tmp_path)
     if is_old:
         file = tmp_path / "model.safetensors"

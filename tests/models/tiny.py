@@ -68,6 +68,18 @@ ROUTED_EXPERTS: dict[str, Any] = {
     "routed_scaling_factor": 1.5,
     "num_nextn_predict_layers": 0,
 }
+HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+}
+SHARED_EXPERTS: dict[str, Any] = {**EXPERTS, "shared_expert_intermediate_size": 32}
+FROM_ZERO = ("Gemma3", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+"""Families that add the 1 to norm weights themselves."""
 GPT_OSS: dict[str, Any] = {
     "head_dim": 16,
     "num_local_experts": 8,
@@ -130,6 +142,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "n_shared_experts": 2,
         },
     ),
+    "qwen3 next": ("Qwen3Next", {**HYBRID, **SHARED_EXPERTS}),
+    "qwen3 next in other layers": (
+        "Qwen3Next",
+        {
+            **HYBRID,
+            **SHARED_EXPERTS,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 3,
+            "linear_conv_kernel_dim": 2,
+            "attention_bias": True,
+        },
+    ),
+    "qwen3.5": ("Qwen3_5", {**HYBRID, "tie_word_embeddings": True}),
+    "qwen3.5 moe": ("Qwen3_5Moe", {**HYBRID, **SHARED_EXPERTS}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss without biases": (
         "GptOss",
@@ -201,7 +231,11 @@ LATENT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 MODELS |= LATENT_MODELS
-TEXT_CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+TEXT_CONFIGS = {
+    "Gemma3": "Gemma3TextConfig",
+    "Qwen3_5": "Qwen3_5TextConfig",
+    "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
+}
 """Configuration classes that are not named after their model's."""
 
 
@@ -217,16 +251,24 @@ def make_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         for key, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = "norm" in key
-            norm = 0.2 * noise + (0 if family == "Gemma3" else 1)  # Gemma adds the 1 itself
+            starts_at_zero = family in FROM_ZERO and "linear_attn" not in key
             scale = next((x for end, x in SCALES.items() if key.endswith(end)), 0.1)
+            norm = 0.2 * noise + (0 if starts_at_zero else 1)
             parameter.copy_(norm if is_norm else noise * scale)
+            if key.endswith("A_log"):
+                parameter.sub_(2.0)  # a state remembers about ten tokens
+            elif "conv1d" in key:
+                parameter.mul_(4)
+            elif "embed_tokens" in key and "linear_num_key_heads" in settings:
+                parameter.mul_(8)  # each delta net doubles the rounding errors of the stream
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
         model.get_output_embeddings().weight.mul_(3 if not config.tie_word_embeddings else 2)
         probe = model(torch.arange(1, 33).unsqueeze(0)).logits.std()
         if config.tie_word_embeddings:
-            model.model.norm.weight.mul_(2.5 / probe)
+            norm, one = model.model.norm.weight, float(family in FROM_ZERO)
+            norm.copy_((one + norm) * (2.5 / probe) - one)
         else:
             model.get_output_embeddings().weight.mul_(2.5 / probe)
     return model

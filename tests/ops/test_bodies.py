@@ -18,7 +18,7 @@ FILES = sorted(path.stem for path in Path(ops.__path__[0]).glob("[!_]*.py"))
 OPERATIONS: list[Operation[Any, Any]] = [
     getattr(import_module(f"eyas.ops.{name}"), name)
     for name in FILES
-    if name not in ("dispatch", "grids", "noise")
+    if name not in ("dispatch", "grids", "noise", "row_functions")
 ]
 
 

@@ -12,7 +12,7 @@ __all__ = ["attention_units", "open_attention"]
 
 def open_attention(kv: KVStore) -> AttentionBackend:
     """Return the attention backend for the device of the store."""
-    if usable(kv.layers[0].device):
+    if usable(kv.device):
         from eyas.attention.triton import TritonAttention
 
         return TritonAttention(kv, pdl=True)

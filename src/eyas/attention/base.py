@@ -16,6 +16,8 @@ from typing import Protocol
 
 import torch
 
+from eyas.cache.states import SequenceStates
+from eyas.ops.delta_rule import DeltaRule
 from eyas.ops.rotate_and_store import KVDestination
 
 
@@ -68,7 +70,7 @@ class Attend(Protocol):
     """The planned attention of a forward pass, as a model's layers use it.
 
     A layer first stores its rows' keys and values in `destination`, then calls the object with its
-    queries.
+    queries; a layer with a state calls `recur` instead.
     """
 
     def destination(self, layer: int) -> KVDestination:
@@ -86,9 +88,20 @@ class Attend(Protocol):
         """
         ...
 
+    def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
+        """Update the states of a layer that has one per sequence, with the inputs of the rows
+        (`ops.delta_rule`), and return its output, float32 [T, N, D]."""
+        ...
+
 
 class AttentionBackend(Protocol):
-    """An implementation of attention over a key/value store."""
+    """An implementation of attention over a key/value store.
+
+    states: the states that plans read and update; None if no layer has one.
+    """
+
+    @property
+    def states(self) -> SequenceStates | None: ...
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
         """Plan a forward pass, whose layers then share the plan. write_slots_T: the slot of each

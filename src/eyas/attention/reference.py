@@ -20,8 +20,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from eyas.attention.base import Attend, KVDestination, Layout
 from eyas.attention.lanes import Lanes, context_lanes, node_lanes, split_by_width
+from eyas.attention.state_plan import StatePlan
 from eyas.cache.kv import KVStore
+from eyas.cache.states import SequenceStates
 from eyas.cache.store import LayerStore
+from eyas.ops.delta_rule import DeltaRule
 
 TILE_PRODUCT_ROWS = (4, 12, 32)
 """Rows of a tile's products (query heads of a group times tile height), smallest first."""
@@ -33,16 +36,22 @@ class ReferenceAttention:
     def __init__(self, kv: KVStore) -> None:
         self.kv = kv
         self._heights = {
-            store: tile_heights(store, kv.layers[0].dtype, kv.layers[0].device)
+            store: tile_heights(store, kv.dtype, kv.device)
             for store in dict.fromkeys(kv.stores)
+            if isinstance(store, LayerStore)
         }
+
+    @property
+    def states(self) -> SequenceStates | None:
+        return self.kv.states
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
         """Plan the forward pass as lanes of prompt chunks and of trees."""
         groups = context_lanes(layout)
         if layout.nodes is not None:
             groups.extend(split_by_width(node_lanes(layout, layout.nodes)))
-        return _Plan(self.kv, self._heights, groups, write_slots_T)
+        states = None if self.states is None else StatePlan(layout, self.states)
+        return _Plan(self.kv, self._heights, groups, write_slots_T, states)
 
 
 def tile_heights(store: LayerStore, dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
@@ -91,8 +100,10 @@ class _Plan:
         heights: dict[LayerStore, tuple[int, ...]],
         groups: Sequence[Lanes],
         write_slots_T: torch.Tensor,
+        states: StatePlan | None,
     ) -> None:
         self._kv = kv
+        self._states = states
         self._heights = heights
         self._groups = groups
         self._write_slots_T = write_slots_T
@@ -108,12 +119,17 @@ class _Plan:
         self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
     ) -> torch.Tensor:
         store = self._kv.stores[layer]
+        assert isinstance(store, LayerStore)
         answers = self._answers.get(store)
         if answers is None:
             heights, num_rows = self._heights[store], len(self._write_slots_T)
             answers = _Answers(self._groups, store, heights, q_TNH.dtype, num_rows)
             self._answers[store] = answers
         return answers.run(q_TNH, self._kv.layers[layer], sinks_N)
+
+    def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
+        assert self._states is not None, "the layer has declared a state"
+        return self._states.recur(layer, inputs_TX, rule)
 
 
 class _Answers:

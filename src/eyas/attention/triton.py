@@ -21,6 +21,7 @@ from eyas.kernels.attention import Nodes, attend_nodes
 from eyas.kernels.attention_prefill import PromptTiles, attend_prompts, cut
 from eyas.kernels.paths import node_paths
 from eyas.kernels.softmax import GROUP, SHARED_ROW_LINES, SPLIT, HeadShape
+from eyas.ops.delta_rule import DeltaRule
 from eyas.transfer import send
 
 HEIGHTS = (16, 32)
@@ -43,10 +44,13 @@ class TritonAttention:
         pdl: bool = False,
         heights: Sequence[int] = HEIGHTS,
     ) -> None:
+        assert kv.states is None, "there are no kernels for layers with a state"
         self.kv = kv
+        self.states = None
         self.pdl = pdl
-        itemsize = kv.layers[0].dtype.itemsize
-        self.shapes = {store: _shape(store, itemsize) for store in dict.fromkeys(kv.stores)}
+        itemsize = kv.dtype.itemsize
+        self.stores = [store for store in kv.stores if isinstance(store, LayerStore)]
+        self.shapes = {store: _shape(store, itemsize) for store in dict.fromkeys(self.stores)}
         self.heights = {store: _fitting(shape, heights) for store, shape in self.shapes.items()}
         self.tiles = {store: prompt_tiles(shape, itemsize) for store, shape in self.shapes.items()}
 
@@ -118,7 +122,7 @@ class _Plan:
         self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
     ) -> torch.Tensor:
         backend, layout = self._backend, self._layout
-        store, kv_S2GH = backend.kv.stores[layer], backend.kv.layers[layer]
+        store, kv_S2GH = backend.stores[layer], backend.kv.layers[layer]
         shape, pdl = backend.shapes[store], backend.pdl
         if q_TNH.stride(2) != 1 or q_TNH.stride(1) != q_TNH.shape[2]:
             q_TNH = q_TNH.contiguous()
@@ -150,6 +154,9 @@ class _Plan:
             out_TNH[self._stop :].zero_()
         return out_TNH
 
+    def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
+        raise AssertionError("there are no kernels for layers with a state")
+
     def _node_work(self, grid: NodeGrid) -> Nodes:
         backend, layout = self._backend, self._layout
         num, width = grid.rows_BW.shape
@@ -158,7 +165,7 @@ class _Plan:
             grid.rows_BW, grid.roots_B, grid.parents_BW, grid.slots_BW, num_rows, pdl=pdl
         )
         limit = min(layout.max_position, layout.slots_AC.shape[1] - 1)
-        stores = backend.kv.stores
+        stores = backend.stores
         shape = backend.shapes[stores[0]]
         tiles = -(-width * shape.per_kv // backend.heights[stores[0]][-1])
         num_groups = limit // (GROUP * SPLIT) + 1

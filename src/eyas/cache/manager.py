@@ -3,7 +3,8 @@
 All other rooms take and return slots through it.
 
 Promises: each usable slot is free, held by one sequence, reserved for one flight, or shared through the
-prefix tree; `check` verifies it. Slots are never copied: those of accepted nodes stay where they were
+prefix tree; `check` verifies it. Where layers have a state per sequence, a prefix is shared up to a
+snapshot of the state alone. Slots are never copied: those of accepted nodes stay where they were
 written. Shared slots are never written to: a sequence's own slots begin after its matched prefix.
 Does not know: tensors, devices, how sequences are scheduled.
 """
@@ -16,6 +17,10 @@ import numpy as np
 
 from eyas.cache.radix import RadixNode, RadixTree
 from eyas.cache.slots import SlotPool
+from eyas.cache.snapshots import SnapshotPool
+
+LEAST_GAIN = 32
+"""Tokens that a further snapshot must save the next sequence, to be worth a step of its own."""
 
 
 class SlotsExhausted(Exception):
@@ -29,6 +34,11 @@ class Lease:
     slots: slots[:num_stored] are those of its stored positions. The first `num_shared` of them belong
     to the prefix tree and are locked through `node`; the others belong to the sequence. reserved:
     slots for the rows of flights, one array a reservation.
+
+    Where layers have a state per sequence: snapshot: that of the state at `num_shared`, to start from.
+    boundary: position at which other sequences have continued in another way, so that a snapshot there
+    helps the next one; 0 if there is none. saving, saved: snapshots that a flight takes, and has taken,
+    by position.
     """
 
     namespace: str
@@ -37,6 +47,10 @@ class Lease:
     num_shared: int
     node: RadixNode | None
     reserved: list[np.ndarray] = field(default_factory=list)
+    snapshot: int | None = None
+    boundary: int = 0
+    saving: dict[int, int] = field(default_factory=dict)
+    saved: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +69,19 @@ class CacheManager:
     `release` the sequence.
 
     num_slots: usable slots. shares_prefixes: whether stored prefixes are shared between sequences.
+    num_snapshots: how many states of sequences can be kept, where layers have one; None where keys and
+    values are all that is stored of a prefix.
     """
 
-    def __init__(self, num_slots: int, *, shares_prefixes: bool = True) -> None:
+    def __init__(
+        self, num_slots: int, *, shares_prefixes: bool = True, num_snapshots: int | None = None
+    ) -> None:
         self._pool = SlotPool(num_slots)
         self._tree = RadixTree()
         self._leases: set[Lease] = set()
         self.shares_prefixes = shares_prefixes
         self.num_slots = num_slots
+        self._snapshots = None if num_snapshots is None else SnapshotPool(num_snapshots)
 
     def admit(
         self, tokens: list[int], capacity: int, *, namespace: str = "", share: bool = True
@@ -78,6 +97,14 @@ class CacheManager:
         if self.shares_prefixes and share and len(tokens) > 1:
             context = np.asarray(tokens[:-1], dtype=np.int64)
             matched, node = self._tree.match(context, namespace)
+            if self._snapshots is not None:
+                num_matched = len(matched)
+                matched, node = _up_to_snapshot(matched, node)
+                if num_matched - len(matched) >= LEAST_GAIN:
+                    lease.boundary = num_matched
+                if node.snapshot is not None:
+                    lease.snapshot = node.snapshot
+                    self._snapshots.use(node.snapshot)
             if len(matched):
                 self._tree.lock(node)
                 slots[: len(matched)] = matched
@@ -99,6 +126,7 @@ class CacheManager:
             if missing > self._tree.num_evictable:
                 raise SlotsExhausted
             self._pool.give(self._tree.evict(missing))
+            self._give_dropped()
         slots = self._pool.take(count)
         lease.reserved.append(slots)
         return slots
@@ -125,8 +153,52 @@ class CacheManager:
             rejected = [slot for slot in reserved.tolist() if slot not in held]
             self._pool.give(np.array(rejected, dtype=np.int64))
 
+    def reserve_snapshot(self, lease: Lease, position: int) -> int | None:
+        """Reserve a snapshot for the state that a flight reaches at `position`, the end of its prompt
+        chunk. None if no state is wanted there, or no snapshot is left."""
+        if self._snapshots is None or not self.shares_prefixes or position in lease.saved:
+            return None
+        snapshot = self._snapshots.take()
+        if snapshot is not None:
+            lease.saving[position] = snapshot
+        return snapshot
+
+    def commit_snapshot(self, lease: Lease, position: int, *, is_kept: bool) -> None:
+        """Apply a landed flight that has taken a snapshot. is_kept: whether the flight succeeded."""
+        snapshot = lease.saving.pop(position)
+        if is_kept:
+            lease.saved[position] = snapshot
+        else:
+            assert self._snapshots is not None
+            self._snapshots.give(snapshot)
+
+    def _attach_snapshots(self, lease: Lease, tokens: list[int]) -> None:
+        """Make the snapshots that a lease has taken those of their prefixes, as far as these are
+        shared; free the others."""
+        if self._snapshots is None:
+            return
+        for position, snapshot in lease.saved.items():
+            run = np.asarray(tokens[:position], dtype=np.int64)
+            matched, node = self._tree.match(run, lease.namespace)
+            if len(matched) == position:
+                self._snapshots.attach(snapshot, node)
+            else:
+                self._snapshots.give(snapshot)
+        lease.saved.clear()
+
+    def _give_dropped(self) -> None:
+        """Free the snapshots of prefixes that were evicted."""
+        for snapshot in self._tree.dropped_snapshots:
+            assert self._snapshots is not None
+            self._snapshots.give(snapshot)
+        self._tree.dropped_snapshots.clear()
+
     def publish(self, lease: Lease, tokens: list[int]) -> None:
         """Share the stored part of `tokens` with other sequences while this one is running."""
+        self._publish_slots(lease, tokens)
+        self._attach_snapshots(lease, tokens)
+
+    def _publish_slots(self, lease: Lease, tokens: list[int]) -> None:
         num_offered = min(lease.num_stored, len(tokens))
         if not self.shares_prefixes or num_offered <= lease.num_shared:
             return
@@ -142,7 +214,7 @@ class CacheManager:
     def release(self, lease: Lease, tokens: list[int]) -> None:
         """Return the slots of a sequence that ends or is preempted. The stored part of `tokens` stays
         as a shared prefix until it is evicted. No flight may have reserved slots of the lease."""
-        assert not lease.reserved, "released while a flight may still write"
+        assert not lease.reserved and not lease.saving, "released while a flight may still write"
         self._leases.remove(lease)
         num_kept = lease.num_shared
         if self.shares_prefixes:
@@ -155,6 +227,7 @@ class CacheManager:
                 if num_stored_before > lease.num_shared:
                     self._pool.give(lease.slots[lease.num_shared : num_stored_before])
                 num_kept = num_offered
+        self._attach_snapshots(lease, tokens)
         if lease.num_stored > num_kept:
             self._pool.give(lease.slots[num_kept : lease.num_stored])
         if lease.node is not None:
@@ -174,6 +247,11 @@ class CacheManager:
         slots = np.sort(np.concatenate(parts))
         expected = np.arange(1, self.num_slots + 1)
         assert np.array_equal(slots, expected), "a slot is lost, or held twice"
+        if self._snapshots is not None:
+            held = [
+                s for lease in self._leases for s in (*lease.saving.values(), *lease.saved.values())
+            ]
+            self._snapshots.check(held)
         locked = sum(len(n.slots) for n in self._locked_nodes())
         assert locked == self._tree.num_locked_slots, "lock count of the prefix tree is off"
 
@@ -185,3 +263,12 @@ class CacheManager:
                 nodes.add(node)
                 node = node.parent
         return nodes
+
+
+def _up_to_snapshot(matched: np.ndarray, node: RadixNode) -> tuple[np.ndarray, RadixNode]:
+    """Return the slots and the node of the longest part of a stored prefix that ends at a snapshot."""
+    end = len(matched)
+    while node.parent is not None and node.snapshot is None:
+        end -= len(node.slots)
+        node = node.parent
+    return matched[:end], node

@@ -16,7 +16,10 @@ import numpy as np
 
 @dataclass(slots=True, eq=False)
 class RadixNode:
-    """A node with the edge above it: `tokens` and their `slots`. namespace: only set on roots."""
+    """A node with the edge above it: `tokens` and their `slots`. namespace: only set on roots.
+
+    snapshot: of the sequence state after the node's last token; None if there is none.
+    """
 
     tokens: np.ndarray
     slots: np.ndarray
@@ -25,6 +28,7 @@ class RadixNode:
     num_locks: int = 0
     last_used: int = 0
     namespace: str = ""
+    snapshot: int | None = None
 
 
 def _common_length(a: np.ndarray, b: np.ndarray) -> int:
@@ -47,6 +51,7 @@ class RadixTree:
         self._num_nodes = 0
         self.num_slots = 0
         self.num_locked_slots = 0
+        self.dropped_snapshots: list[int] = []
 
     def match(self, tokens: np.ndarray, namespace: str) -> tuple[np.ndarray, RadixNode]:
         """Return the slots of the longest stored prefix of `tokens`, and the node at its end. An edge
@@ -131,6 +136,9 @@ class RadixTree:
             assert parent is not None
             del parent.children[int(node.tokens[0])]
             freed.append(node.slots)
+            if node.snapshot is not None:
+                self.dropped_snapshots.append(node.snapshot)
+                node.snapshot = None
             num_freed += len(node.slots)
             self._num_nodes -= 1
             self.num_slots -= len(node.slots)

@@ -1,8 +1,8 @@
-"""The description of what an attention layer stores per token. Models declare it, the cache allocates
-it.
+"""The descriptions of what a layer stores: keys and values per token, or a state per sequence. Models
+declare them, the cache allocates them.
 
 Promises: plain data.
-Does not know: tensors, slots.
+Does not know: tensors, slots, seats.
 """
 
 from __future__ import annotations
@@ -39,3 +39,27 @@ class LayerStore:
     def output_dim(self) -> int:
         """The width of values, and of a query head's output."""
         return self.head_dim if self.value_dim is None else self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class StateStore:
+    """What one recurrent layer stores per sequence: a state, which each token updates.
+
+    The state is float32 [num_heads, key_dim, value_dim]. An update is computed from the inputs of its
+    own position and of the `reach` positions before it. input_width: numbers of a position's inputs,
+    which have the model's type.
+    """
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    input_width: int
+    reach: int
+
+    def num_bytes(self, num_nodes: int, itemsize: int) -> int:
+        """Return the bytes of one sequence whose trees have at most `num_nodes` nodes."""
+        state = 4 * self.num_heads * self.key_dim * self.value_dim
+        return state + (self.reach + num_nodes) * self.input_width * itemsize
+
+
+Store = LayerStore | StateStore

@@ -66,7 +66,8 @@ def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
     from eyas.text import sampling_defaults
 
     spec, stored = read_spec(directory), format_of(directory)
-    kv_numbers = sum(math.prod(store.slot_shape) for store in spec.stores)
+    kv_numbers = sum(math.prod(store.slot_shape) for store in spec.attention_stores)
+    state_bytes = sum(store.num_bytes(0, 2) for store in spec.state_stores)
     return {
         "model": name,
         "architecture": spec.architecture,
@@ -82,6 +83,7 @@ def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
         "tied_embeddings": spec.tie_embeddings,
         "context": spec.max_position,
         "kv_bytes_per_token_16_bit": 2 * kv_numbers,
+        **({"state_bytes_per_sequence": state_bytes} if state_bytes else {}),
         "eos_token_ids": list(spec.eos_token_ids),
         **sampling_defaults(directory),
         "chat_template": has_chat_template(directory),

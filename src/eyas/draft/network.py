@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from eyas.attention.base import AttentionBackend
-from eyas.cache.kv import zeros_on_demand
+from eyas.cache.memory import zeros_on_demand
 from eyas.models import Decoder
 from eyas.models.heads import DraftHead, HeadSpec
 from eyas.runner.rows import ForwardRows

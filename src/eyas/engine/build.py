@@ -118,6 +118,11 @@ def load(
             tokenizer.vocab_size,
             spec.vocab_size,
         )
+    if spec.state is not None and hardware.device.type != "cpu":
+        raise ValueError(
+            f"device: {spec.architecture} has layers with a state per sequence, which run on a CPU "
+            "alone so far; pass --device cpu, or take another model"
+        )
     dtype = resolve_dtype(config.model.dtype, hardware.device)
     _check_memory(config, spec, dtype, hardware)
     drafting = decide_drafting(config, directory, spec) if drafts else None
@@ -204,6 +209,7 @@ def assemble(
         assert own_drafter is not None
         width = own_drafter.width
     max_length = parts.model.max_model_len
+    scratch += _state_bytes(spec, config.scheduler.max_num_seqs, width, dtype)
     if usable(hardware.device):
         scratch += step_bytes(spec, config, width, max_length, dtype)
     num_slots, max_length = _size_cache(
@@ -327,9 +333,19 @@ def connect(
     """Build an engine from a runner and a drafter: make its cache manager, sequence table,
     scheduler."""
     device = runner.model.device
-    cache = CacheManager(info.num_slots, shares_prefixes=config.cache.prefix_cache)
-    scheduling = config.scheduler
-    table = SequenceTable(scheduling.max_num_seqs, info.max_model_len, drafter.width, device)
+    scheduling, states = config.scheduler, runner.backend.states
+    num_snapshots = None
+    if states is not None:
+        num_snapshots = scheduling.max_num_seqs if config.cache.prefix_cache else 0
+        states.reserve_snapshots(num_snapshots)
+    cache = CacheManager(
+        info.num_slots,
+        shares_prefixes=config.cache.prefix_cache,
+        num_snapshots=num_snapshots,
+    )
+    table = SequenceTable(
+        scheduling.max_num_seqs, info.max_model_len, drafter.width, device, states
+    )
     scheduler = Scheduler(
         cache,
         table,
@@ -413,8 +429,17 @@ def step_bytes(
         of_head = latent.query_dim + latent.row_dim + latent.rank + latent.value_dim
         activations += rows * spec.num_query_heads * of_head * dtype.itemsize
     logits = 2 * nodes * spec.vocab_size * 4
-    heads = spec.num_query_heads * (max(store.output_dim for store in spec.stores) + 2) * 4
+    heads = (
+        spec.num_query_heads * (max(store.output_dim for store in spec.attention_stores) + 2) * 4
+    )
     return activations + logits + nodes * attention_units(max_length, width) * heads
+
+
+def _state_bytes(spec: ModelSpec, max_num_seqs: int, width: int, dtype: torch.dtype) -> int:
+    """Return the bytes of the states of all seats, and of the snapshots of states."""
+    seats = sum(store.num_bytes(width, dtype.itemsize) for store in spec.state_stores)
+    snapshots = sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
+    return (max_num_seqs + 2) * seats + max_num_seqs * snapshots
 
 
 def _size_cache(

@@ -123,6 +123,8 @@ class Committer:
         if span.context_count:
             kept = span.context_slots if keep_context else span.context_slots[:0]
             self._cache.commit(lease, span.context_slots, kept)
+        if span.snapshot is not None:
+            self._cache.commit_snapshot(lease, span.context_stop, is_kept=keep_context)
         if span.node_slots is not None:
             self._cache.commit(lease, span.node_slots, span.node_slots[nodes])
             sequence.num_rooted_in_flight -= 1

@@ -20,7 +20,7 @@ from eyas import builtin
 from eyas.attention import open_attention
 from eyas.attention.base import Layout, NodeGrid
 from eyas.cache import KVStore
-from eyas.cache.store import LayerStore
+from eyas.cache.store import Store
 from eyas.config import DraftConfig, DrafterName, EngineConfig
 from eyas.draft import (
     BlendDrafter,
@@ -99,7 +99,7 @@ class Drafting:
         return self.head if self.model is None else self.model.spec
 
     @property
-    def stores(self) -> tuple[LayerStore, ...]:
+    def stores(self) -> tuple[Store, ...]:
         """What the layers of the drafting network store per token."""
         return () if self.network is None else self.network.stores
 
@@ -182,6 +182,11 @@ def _open_model(config: EngineConfig, directory: Path, spec: ModelSpec) -> Model
         files = ModelFiles.open(directory)
     except ValueError as error:
         raise ValueError(f"draft.model: {error}") from error
+    if files.spec.state is not None:
+        raise ValueError(
+            f"draft.model: {config.draft.model} ({files.spec.architecture}) has layers with a state "
+            "per sequence, which cannot draft; take a draft model with attention in all layers"
+        )
     if files.spec.vocab_size != spec.vocab_size:
         raise ValueError(
             f"draft.model: {config.draft.model} has a vocabulary of {files.spec.vocab_size}, the "
@@ -320,11 +325,29 @@ def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> Forward
     )
 
 
+def _probe_chain(num_rows: int, max_length: int, device: torch.device) -> ForwardRows:
+    """Return rows of one sequence, each the node of a chain; else like `_probe_rows`. Many sequences
+    would need as many states."""
+    position = min(COST_POSITION, max_length - 1)
+    rows = _probe_rows(num_rows, max_length, device)
+    zeros_1W = torch.zeros((1, num_rows), dtype=torch.int64, device=device)
+    rows_1W = torch.arange(num_rows, device=device).unsqueeze(0)
+    nodes = NodeGrid(rows_1W, zeros_1W, zeros_1W[:, 0] + position)
+    stop = position + num_rows
+    slots_AC = torch.zeros((1, stop), dtype=torch.int64, device=device)
+    rows.layout = Layout(slots_AC, zeros_1W[:, 0], stop - 1, nodes=nodes)
+    return rows
+
+
 def _target_costs(runner: ModelRunner, max_length: int, max_rows: int, captures: bool) -> Costs:
     device = runner.model.device
 
     def forward(num_rows: int) -> object:
-        return runner.forward(_probe_rows(num_rows, max_length, device))
+        if (states := runner.backend.states) is None:
+            return runner.forward(_probe_rows(num_rows, max_length, device))
+        rows = _probe_chain(num_rows, max_length, device)
+        states.assume(0, rows.layout.max_position + 1 - num_rows)
+        return runner.forward(rows)
 
     return measure_costs(_as_in_steps(forward, device, captures), max_rows)
 

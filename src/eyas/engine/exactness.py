@@ -252,6 +252,8 @@ class _Probe:
     def _chunk(self, start: int, count: int, slots: np.ndarray) -> torch.Tensor:
         """Return the logits of a chunk. slots: of the text's positions; those before it are stored."""
         self.table.write_slots(0, 0, slots)
+        if self._is_lost(0, start):
+            self._begin(0, start, slots)
         span = replace(self._span(0, start, count, slots), wants_context_logits=True)
         logits_RV = self._run([span], 1, None, start + count)
         self.table.write_slots(0, 0, self.copies[1])
@@ -286,9 +288,11 @@ class _Probe:
             positions += range(start, start + len(path))
             spans.append(Span(b, start, 0, free[:0], free[b * width : (b + 1) * width]))
             self.table.lengths_A[b] = start + 1
+            self._begin(b, start, self.copies[1])
         if chunk is not None:
             start, count = chunk
             self.table.write_slots(num, 0, self.copies[1])
+            self._begin(num, start, self.copies[1])
             span = self._span(num, start, count, self.copies[1])
             spans.append(replace(span, wants_context_logits=True))
             rows += range(num * width, num * width + count)
@@ -299,6 +303,18 @@ class _Probe:
         device = self.device
         picked_R = torch.tensor(rows, device=device)
         return torch.tensor(positions, device=device), logits_RV[picked_R]
+
+    def _is_lost(self, seat: int, start: int) -> bool:
+        """Whether the state of a seat is not that of the tokens before `start`."""
+        states = self.runner.backend.states
+        return states is not None and start > 0 and states.positions[seat] != start
+
+    def _begin(self, seat: int, start: int, slots: np.ndarray) -> None:
+        """Run the text before `start` where layers have a state per sequence, which stored keys and
+        values do not replace."""
+        if start and self.runner.backend.states is not None:
+            span = replace(self._span(seat, 0, start, slots), wants_context_logits=True)
+            self._run([span], 1, None, start)
 
     def _restore(self, num: int) -> None:
         """Make the first `num` seats read the second copy again: chains overwrite slots of the

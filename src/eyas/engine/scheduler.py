@@ -205,7 +205,8 @@ class Scheduler:
         self.num_query_tokens += sequence.num_tokens - 1
         self.num_hit_tokens += lease.num_stored
         sequence.lease = lease
-        sequence.seat = self.table.seat(sequence.tokens, lease.slots[: lease.num_stored])
+        stored_slots = lease.slots[: lease.num_stored]
+        sequence.seat = self.table.seat(sequence.tokens, stored_slots, lease.snapshot)
         sequence.status = Status.RUNNING
         sequence.num_planned = lease.num_stored
         if not sequence.usage.num_preemptions:
@@ -216,6 +217,9 @@ class Scheduler:
     def _chunk(self, sequence: Sequence, budget: int, width: int) -> tuple[int, bool]:
         """Return the number of context positions to store now, and whether the root runs too."""
         missing = sequence.num_tokens - 1 - sequence.num_planned
+        lease = sequence.lease
+        if lease is not None and sequence.num_planned < lease.boundary < sequence.num_tokens - 1:
+            return min(lease.boundary - sequence.num_planned, budget), False
         if missing + width <= budget:
             return missing, True
         return min(missing, budget), False
@@ -239,6 +243,9 @@ class Scheduler:
         if count:
             self.table.write_slots(sequence.seat, start, context)
             lease.slots[start : start + count] = context  # drafters read them before the step lands
+        snapshot = None
+        if count and start + count in (lease.boundary, sequence.num_prompt_tokens - 1):
+            snapshot = self.cache.reserve_snapshot(lease, start + count)
         plan.sequences.append(sequence)
         root = sequence.num_tokens - 1
         plan.spans.append(
@@ -252,6 +259,7 @@ class Scheduler:
                 stored_slots=lease.slots,
                 root_low=root,
                 root_high=root + sequence.num_in_flight_tokens,
+                snapshot=snapshot,
             )
         )
         sequence.num_planned = start + count

@@ -15,6 +15,7 @@ from eyas.attention.base import Attend
 from eyas.layers.linear import Linear
 from eyas.layers.norm import RMSNorm
 from eyas.layers.row_order import RowOrder
+from eyas.ops.gate_heads import gate_heads
 from eyas.ops.rotate_and_store import Angles, HeadNorm, rotate_and_store
 
 
@@ -25,6 +26,8 @@ class SelfAttention:
     norms_projections: queries and keys are normalised over all heads together, not head by head.
     qk_norm_offset: added to the weights of these norms. head_layout: as `RopeSpec.head_layout`.
     has_sinks: each query head has a logit that takes part in the softmax and has no value.
+    has_output_gate: the output of each head is multiplied by the sigmoid of a gate, whose rows of the
+    weight follow those of the head's query.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class SelfAttention:
         qk_norm_offset: float = 0.0,
         head_layout: tuple[int, ...] | None = None,
         has_sinks: bool = False,
+        has_output_gate: bool = False,
     ) -> None:
         self._head_dim = head_dim
         self._head_layout = head_layout
         self._qk_norm_offset = qk_norm_offset
         self._num_heads = (num_query_heads, num_kv_heads)
         self._output_width = num_query_heads * head_dim
+        self._has_output_gate = has_output_gate
         parts = {
             "q": num_query_heads * head_dim,
             "k": num_kv_heads * head_dim,
@@ -58,7 +63,7 @@ class SelfAttention:
         }
         self._qkv = Linear(
             input_size or hidden_size,
-            parts,
+            parts | {"q": parts["q"] * (1 + has_output_gate)},
             bias=qkv_bias,
             dtype=dtype,
             device=device,
@@ -108,6 +113,8 @@ class SelfAttention:
         for name, tensor in self.parameters().items():
             if name.startswith(("q.", "k.", "q_norm.", "k_norm.")):
                 heads = tensor.view(-1, self._head_dim, *tensor.shape[1:])
+                if self._has_output_gate and name.startswith("q."):
+                    heads = heads[::2]
                 heads.copy_(heads[:, layout])
 
     def seal(self) -> None:
@@ -127,7 +134,9 @@ class SelfAttention:
         self, layer: int, x_TI: torch.Tensor, angles: Angles, attend: Attend
     ) -> torch.Tensor:
         """Return the parts of the block's output (`Linear.parts`) for an input [T, I]."""
-        heads_TX = self._qkv(x_TI)
+        heads_TX, gate_TX = self._qkv(x_TI), None
+        if self._has_output_gate:
+            heads_TX, gate_TX = self._without_gate(heads_TX)
         if self._projection_norms is not None:
             q_TX, k_TX, v_TX = heads_TX.split(self._projection_widths, dim=1)
             q_norm, k_norm = self._projection_norms
@@ -135,5 +144,14 @@ class SelfAttention:
         q_TNH = rotate_and_store(
             heads_TX, angles, attend.destination(layer), *self._num_heads, self._norm
         )
-        out_TNH = attend(layer, q_TNH, self._sinks_N)
-        return self._o.parts(out_TNH.reshape(-1, self._output_width))
+        out_TX = attend(layer, q_TNH, self._sinks_N).reshape(-1, self._output_width)
+        if gate_TX is not None:
+            out_TX = gate_heads(out_TX, gate_TX)
+        return self._o.parts(out_TX)
+
+    def _without_gate(self, projected_TX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the heads of queries, keys and values, and the gates of query heads, of each row."""
+        width = self._output_width
+        pairs = projected_TX[:, : 2 * width].unflatten(1, (self._num_heads[0], 2, self._head_dim))
+        q_TX, gate_TX = (pairs[:, :, which].flatten(1) for which in (0, 1))
+        return torch.cat([q_TX, projected_TX[:, 2 * width :]], 1), gate_TX

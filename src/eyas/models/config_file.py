@@ -31,6 +31,11 @@ MAX_VALUES = {
     "num_experts": 4096,
     "num_local_experts": 4096,
     "n_routed_experts": 4096,
+    "linear_num_key_heads": 65536,
+    "linear_num_value_heads": 65536,
+    "linear_key_head_dim": 65536,
+    "linear_value_head_dim": 65536,
+    "linear_conv_kernel_dim": 64,
     "num_experts_per_tok": 64,
 }
 """The largest value of a field; far above any model, so that a wrong file is refused quickly."""

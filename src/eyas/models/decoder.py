@@ -17,6 +17,7 @@ import torch
 
 from eyas.attention.base import Attend
 from eyas.layers.attention import SelfAttention
+from eyas.layers.delta_net import DeltaNet
 from eyas.layers.embedding import Embedding
 from eyas.layers.experts import MixtureOfExperts
 from eyas.layers.latent_attention import LatentAttention
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class DecoderLayer:
-    """Attention and feed-forward block, each added to the residual stream.
+    """Attention, or a delta net, and feed-forward block, each added to the residual stream.
 
     index: of the layer; `attend` gets it. input_size: width of the input of attention; None is the
     hidden size. norms_input: whether the layer normalises the residual stream before attention, where
@@ -62,8 +63,15 @@ class DecoderLayer:
         self._attention_output_norm = norm() if traits.norms_output else None
         self._mlp_norm = norm() if traits.norms_input else None
         self._mlp_output_norm = norm() if traits.norms_output else None
+        self._attention_name = "attention" if spec.state_of(index) is None else "delta"
         self._attention = _new_attention(
-            spec, dtype=dtype, device=device, order=order, input_size=input_size, traits=traits
+            spec,
+            index,
+            dtype=dtype,
+            device=device,
+            order=order,
+            input_size=input_size,
+            traits=traits,
         )
         self._mlp: GatedMlp | MixtureOfExperts
         experts = spec.experts_of(index)
@@ -101,7 +109,8 @@ class DecoderLayer:
         """Return the tensors to fill, by name within the layer."""
         tensors = {f"{name}.weight": norm.parameter() for name, norm in self._norms.items()}
         tensors |= {
-            f"attention.{name}": view for name, view in self._attention.parameters().items()
+            f"{self._attention_name}.{name}": view
+            for name, view in self._attention.parameters().items()
         }
         return tensors | {f"mlp.{name}": view for name, view in self._mlp.parameters().items()}
 
@@ -148,14 +157,24 @@ class DecoderLayer:
 
 def _new_attention(
     spec: ModelSpec | HeadSpec,
+    index: int,
     *,
     dtype: torch.dtype,
     device: torch.device,
     order: RowOrder,
     input_size: int | None,
     traits: LayerTraits,
-) -> SelfAttention | LatentAttention:
-    """Return the attention block that the spec describes."""
+) -> SelfAttention | LatentAttention | DeltaNet:
+    """Return the attention block of a layer, or its delta net, as the spec describes it."""
+    if (state := spec.state_of(index)) is not None:
+        return DeltaNet(
+            spec.hidden_size,
+            state,
+            spec.norm_epsilon,
+            dtype=dtype,
+            device=device,
+            order=order,
+        )
     if spec.latent is not None:
         return LatentAttention(
             spec.hidden_size,
@@ -183,6 +202,7 @@ def _new_attention(
         qk_norm_offset=traits.norm_offset,
         head_layout=spec.rope.head_layout,
         has_sinks=traits.has_sinks,
+        has_output_gate=traits.has_output_gate,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from eyas.layers.delta_net import DeltaSizes
 from eyas.layers.experts import ExpertSpec
 from eyas.layers.latent_attention import LatentSizes
 
@@ -25,8 +26,11 @@ class LayerSizes(Protocol):
     @property
     def intermediate_size(self) -> int: ...
     @property
+    def has_output_gate(self) -> bool: ...
+    @property
     def latent(self) -> LatentSizes | None: ...
     def experts_of(self, layer: int) -> ExpertSpec | None: ...
+    def state_of(self, layer: int) -> DeltaSizes | None: ...
 
 
 def layer_products(
@@ -38,7 +42,10 @@ def layer_products(
     are float32, is not among them (`router_products`). input_size: width of the input of attention;
     None is the hidden size.
     """
-    attention = attention_products(spec, input_size)
+    state = spec.state_of(layer)
+    attention = (
+        attention_products(spec, input_size) if state is None else state.products(spec.hidden_size)
+    )
     experts = spec.experts_of(layer)
     if experts is None:
         return attention + _gated_products(spec.hidden_size, spec.intermediate_size)
@@ -60,7 +67,8 @@ def attention_products(
     if spec.latent is not None:
         return spec.latent.products(spec.num_query_heads, spec.hidden_size, input_size)
     query_width = spec.num_query_heads * spec.head_dim
-    qkv_width = query_width + 2 * spec.num_kv_heads * spec.head_dim
+    projected = query_width * (1 + spec.has_output_gate)
+    qkv_width = projected + 2 * spec.num_kv_heads * spec.head_dim
     return ((qkv_width, input_size), (spec.hidden_size, query_width))
 
 

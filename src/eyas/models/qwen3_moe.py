@@ -42,6 +42,12 @@ def read(config: ConfigFile) -> ModelSpec:
         qk_norm=True,
         window=config.count("sliding_window") if has_windows else None,
     )
+    return with_experts(spec, config)
+
+
+def with_experts(spec: ModelSpec, config: ConfigFile, **facts: Any) -> ModelSpec:
+    """Return the facts with experts in the layers that the fields choose. facts: further arguments of
+    `ExpertSpec`."""
     number = "num_local_experts" if "num_local_experts" in config.values else "num_experts"
     step = config.count("decoder_sparse_step", 1)
     dense_layers = config.indices("mlp_only_layers")
@@ -53,6 +59,7 @@ def read(config: ConfigFile) -> ModelSpec:
             number=number,
             size="moe_intermediate_size",
             routing={"normalizes": config.flag("norm_topk_prob")},
+            **facts,
         ),
         expert_layers=frozenset(layer for layer in layers if (layer + 1) % step == 0),
     )

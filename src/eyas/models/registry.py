@@ -53,6 +53,11 @@ ARCHITECTURES = {
     "Qwen2_5_VLForConditionalGeneration": Architecture("qwen2", "qwen2_5_vl", has_vision=True),
     "Qwen3ForCausalLM": Architecture("qwen3", "qwen3"),
     "Qwen3MoeForCausalLM": Architecture("qwen3_moe", "qwen3_moe"),
+    "Qwen3NextForCausalLM": Architecture("qwen3_next", "qwen3_next"),
+    "Qwen3_5ForCausalLM": Architecture("qwen3_5", "qwen3_5_text"),
+    "Qwen3_5ForConditionalGeneration": Architecture("qwen3_5", "qwen3_5", has_vision=True),
+    "Qwen3_5MoeForCausalLM": Architecture("qwen3_5", "qwen3_5_moe_text"),
+    "Qwen3_5MoeForConditionalGeneration": Architecture("qwen3_5", "qwen3_5_moe", has_vision=True),
 }
 _VISION_TENSORS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\."

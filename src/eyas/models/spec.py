@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from eyas.cache.store import LayerStore
+from eyas.cache.store import LayerStore, StateStore, Store
+from eyas.layers.delta_net import DeltaSizes
 from eyas.layers.experts import ExpertSpec
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
@@ -26,7 +27,8 @@ class LayerTraits:
     norms: RMS norms of the input of attention and feed-forward block ("input"), of their output
     ("output"), or of both. norm_offset: added to the weights of all RMS norms. norms_projections: with
     `qk_norm`, queries and keys are normalised over all heads together. has_sinks: each query head has a
-    learned logit in the softmax of attention, without a key or a value.
+    learned logit in the softmax of attention, without a key or a value. has_output_gate: each query
+    head has a gate, by whose sigmoid its output of attention is multiplied.
     """
 
     norms: Literal["input", "output", "both"] = "input"
@@ -34,6 +36,7 @@ class LayerTraits:
     activation: Activation = "silu"
     norms_projections: bool = False
     has_sinks: bool = False
+    has_output_gate: bool = False
 
     @property
     def norms_input(self) -> bool:
@@ -63,6 +66,7 @@ class ModelSpec:
     latent: the sizes of latent attention; then there is one key/value head, `head_dim` is the width of
     a stored row, and `rope` is of its rotated part alone. None is grouped-query attention.
     experts: the feed-forward block of `expert_layers`; the other layers have one of intermediate_size.
+    state: the delta net of `state_layers`; the other layers have attention.
     """
 
     architecture: str
@@ -92,6 +96,8 @@ class ModelSpec:
     latent: LatentSizes | None = None
     experts: ExpertSpec | None = None
     expert_layers: frozenset[int] = frozenset()
+    state: DeltaSizes | None = None
+    state_layers: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         latent = self.latent
@@ -102,18 +108,40 @@ class ModelSpec:
         return self.experts if layer in self.expert_layers else None
 
     @property
-    def stores(self) -> tuple[LayerStore, ...]:
-        """The key and value storage that each layer needs for a token."""
-        return tuple(
-            LayerStore(
-                self.num_query_heads,
-                self.num_kv_heads,
-                self.head_dim,
-                window,
-                scale=self.attention_scale,
-                value_dim=None if self.latent is None else self.latent.rank,
-            )
-            for window in self.windows
+    def has_output_gate(self) -> bool:
+        """Whether the output of attention is gated."""
+        return self.traits.has_output_gate
+
+    def state_of(self, layer: int) -> DeltaSizes | None:
+        """Return the delta net of a layer; None where it has attention."""
+        return self.state if layer in self.state_layers else None
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """What each layer stores: keys and values for a token, or a state for a sequence."""
+        return tuple(self._store(layer) for layer in range(self.num_layers))
+
+    @property
+    def attention_stores(self) -> tuple[LayerStore, ...]:
+        """What the layers with attention store for a token."""
+        return tuple(store for store in self.stores if isinstance(store, LayerStore))
+
+    @property
+    def state_stores(self) -> tuple[StateStore, ...]:
+        """What the layers with a state store for a sequence."""
+        return tuple(store for store in self.stores if isinstance(store, StateStore))
+
+    def _store(self, layer: int) -> Store:
+        state = self.state_of(layer)
+        if state is not None:
+            return state.store
+        return LayerStore(
+            self.num_query_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.windows[layer],
+            scale=self.attention_scale,
+            value_dim=None if self.latent is None else self.latent.rank,
         )
 
     @property
@@ -142,12 +170,17 @@ class ModelSpec:
         """The number of weights; a tied embedding counts once."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         num_norms = 2 * (self.traits.norms_input + self.traits.norms_output)
-        layer = self._num_attention_parameters + num_norms * self.hidden_size
-        blocks = sum(
-            sum(map(math.prod, feed_forward_shapes(self, layer, self.mlp_bias).values()))
-            for layer in range(self.num_layers)
-        )
-        return embeddings + self.num_layers * layer + blocks + self.hidden_size
+        layers = self.num_layers * num_norms * self.hidden_size
+        for layer in range(self.num_layers):
+            state = self.state_of(layer)
+            layers += (
+                self._num_attention_parameters
+                if state is None
+                else state.num_parameters(self.hidden_size)
+            )
+            block = feed_forward_shapes(self, layer, self.mlp_bias)
+            layers += sum(map(math.prod, block.values()))
+        return embeddings + layers + self.hidden_size
 
     @property
     def _num_attention_parameters(self) -> int:
@@ -158,8 +191,9 @@ class ModelSpec:
             return sum(map(math.prod, shapes.values()))
         query_width = num_heads * self.head_dim
         kv_width = self.num_kv_heads * self.head_dim
-        weights = hidden_size * 2 * (query_width + kv_width)
-        biases = (query_width + 2 * kv_width) * self.qkv_bias + hidden_size * self.output_bias
+        projected = query_width * (1 + self.has_output_gate) + 2 * kv_width
+        weights = hidden_size * (projected + query_width)
+        biases = projected * self.qkv_bias + hidden_size * self.output_bias
         normed = query_width + kv_width if self.traits.norms_projections else 2 * self.head_dim
         return weights + biases + normed * self.qk_norm + num_heads * self.traits.has_sinks
 

@@ -72,13 +72,28 @@ def stored_names(checkpoint: Checkpoint, names: Mapping[str, str]) -> Mapping[st
             for parameter, name in names.items()
         }
         if spelled["embedding.weight"] in checkpoint.tensors:
-            return spelled
+            return _without_single_experts(spelled, checkpoint)
     return names
+
+
+def _without_single_experts(names: Mapping[str, str], checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return the names without those of single experts' tensors, where the files have one tensor for
+    all experts of a layer and the family names it."""
+    packed = names.get("layers.{layer}.mlp.experts.gate_up.weight")
+    if packed is None:
+        return names
+    pattern = re.compile(re.escape(packed).replace(r"\{layer\}", r"\d+"))
+    if not any(map(pattern.fullmatch, checkpoint.tensors)):
+        return names
+    return {parameter: name for parameter, name in names.items() if "{expert}" not in parameter}
 
 
 _FUSED = re.compile(
     r"(layers\.(?:\d+|\{layer\})\.)(attention\.[qkv]|mlp\.(?:gate|up))\.(weight|bias)"
 )
+
+
+_PACKED = re.compile(r"\.experts\.(gate_up|down)\.weight$")
 
 
 def fused(
@@ -87,16 +102,21 @@ def fused(
     """Return parameters grouped as a checkpoint stores them.
 
     A family that names "attention.qkv" or "mlp.gate_up" in its CHECKPOINT_NAMES stores the rows of q, k
-    and v, or of gate and up, one after the other in one tensor. A family that names no single expert's
-    tensors stores all experts of a layer in one tensor, each of them transposed.
+    and v, or of gate and up, one after the other in one tensor. Where the names lack those of single
+    experts, all experts of a layer are one tensor: each of them transposed, where gate and up are one
+    parameter; else the rows of gate and up of the first expert, then of the second.
     """
     grouped: dict[str, list[torch.Tensor]] = {}
+    is_transposed = any(".gate_up." in parameter for parameter in parameters)
     for parameter, blocks in parameters.items():
         pattern, numbers = parameter_pattern(parameter)
         match = _FUSED.fullmatch(parameter)
         if "{expert}" in numbers and pattern not in names:
             parameter = parameter.replace(f".experts.{numbers['{expert}']}.", ".experts.")
-            blocks = [block.t().unsqueeze(0) for block in blocks]
+            if is_transposed:
+                blocks = [block.t().unsqueeze(0) for block in blocks]
+            else:
+                parameter = re.sub(r"\.(gate|up)\.", ".gate_up.", parameter)
         elif match is not None and pattern not in names:
             whole = "attention.qkv" if match[2].startswith("attention") else "mlp.gate_up"
             parameter = f"{match[1]}{whole}.{match[3]}"
@@ -127,6 +147,8 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
     """
     first_products = ("kv_a",) if spec.latent is not None else ("q", "qkv")
     parameters = [f"layers.{{layer}}.attention.{part}.weight" for part in first_products]
+    if spec.state is not None:  # not every layer has attention
+        parameters = ["layers.{layer}.attention_norm.weight"]
     query = next(names[parameter] for parameter in parameters if parameter in names)
     query_pattern = re.compile(re.escape(query).replace(r"\{layer\}", r"(\d+)"))
     layers = [
@@ -142,13 +164,15 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
             f"files hold {last + 1} layers (the last one has "
             f"{query.format(layer=last)!r}); correct it, or download the checkpoint again"
         )
+    gated = "2 x " if spec.has_output_gate else ""
     sizes = {
         "hidden": (f"hidden_size ({spec.hidden_size})", spec.hidden_size),
         "vocab": (f"vocab_size ({spec.vocab_size})", spec.vocab_size),
         "inner": (f"intermediate_size ({spec.intermediate_size})", spec.intermediate_size),
         "query": (
-            f"num_attention_heads x head_dim ({spec.num_query_heads} x {spec.head_dim})",
-            spec.num_query_heads * spec.head_dim,
+            f"{gated}num_attention_heads x head_dim "
+            f"({gated}{spec.num_query_heads} x {spec.head_dim})",
+            spec.num_query_heads * spec.head_dim * (1 + spec.has_output_gate),
         ),
         "kv": (
             f"num_key_value_heads x head_dim ({spec.num_kv_heads} x {spec.head_dim})",
@@ -172,16 +196,25 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
             f"feed-forward size of an expert ({experts.intermediate_size})",
             experts.intermediate_size,
         )
+    sizes |= _state_sizes(spec)
     first_expert_layer = min(spec.expert_layers, default=0)
+    first_state_layer = min(spec.state_layers, default=0)
+    with_attention = (i for i in range(spec.num_layers) if i not in spec.state_layers)
+    first_attention_layer = next(with_attention, 0)
     for parameter, rows, columns, layer in (
         ("embedding.weight", "vocab", "hidden", 0),
-        ("layers.{layer}.attention.q.weight", "query", "hidden", 0),
-        ("layers.{layer}.attention.k.weight", "kv", "hidden", 0),
+        ("layers.{layer}.attention.q.weight", "query", "hidden", first_attention_layer),
+        ("layers.{layer}.attention.k.weight", "kv", "hidden", first_attention_layer),
         ("layers.{layer}.attention.qkv.weight", "fused", "hidden", 0),
         ("layers.{layer}.attention.q_a.weight", "query latent", "hidden", 0),
         ("layers.{layer}.attention.q_b.weight", "query", "query latent", 0),
         ("layers.{layer}.attention.kv_a.weight", "row", "hidden", 0),
         ("layers.{layer}.attention.kv_b.weight", "of latent", "latent", 0),
+        ("layers.{layer}.delta.qkvz.weight", "qkvz", "hidden", first_state_layer),
+        ("layers.{layer}.delta.ba.weight", "ba", "hidden", first_state_layer),
+        ("layers.{layer}.delta.qkv.weight", "qkv", "hidden", first_state_layer),
+        ("layers.{layer}.delta.z.weight", "z", "hidden", first_state_layer),
+        ("layers.{layer}.delta.b.weight", "value heads", "hidden", first_state_layer),
         ("layers.{layer}.mlp.gate.weight", "inner", "hidden", 0),
         ("layers.{layer}.mlp.gate_up.weight", "fused inner", "hidden", 0),
         ("layers.{layer}.mlp.router.weight", "experts", "hidden", first_expert_layer),
@@ -207,6 +240,26 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
                 f"{list(expected)} by {' and '.join(wrong)} in config.json; config.json and weights "
                 "are of different models"
             )
+
+
+def _state_sizes(spec: ModelSpec) -> dict[str, tuple[str, int]]:
+    """Return the descriptions and sizes of delta nets that `check_sizes` compares."""
+    state = spec.state
+    if state is None:
+        return {}
+    keys = f"linear_num_key_heads x linear_key_head_dim ({state.num_key_heads} x {state.key_dim})"
+    values = (
+        "linear_num_value_heads x linear_value_head_dim "
+        f"({state.num_value_heads} x {state.value_dim})"
+    )
+    heads = f"linear_num_value_heads ({state.num_value_heads})"
+    return {
+        "qkvz": (f"2 x {keys} + 2 x {values}", state.convolved + state.output_width),
+        "qkv": (f"2 x {keys} + {values}", state.convolved),
+        "z": (values, state.output_width),
+        "ba": (f"2 x {heads}", 2 * state.num_value_heads),
+        "value heads": (heads, state.num_value_heads),
+    }
 
 
 def _latent_sizes(spec: ModelSpec) -> dict[str, tuple[str, int]]:
@@ -259,6 +312,9 @@ def wanted_tensors(
     for name, parameter in wanted.items():
         blocks = parameters[parameter]
         shape = (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:])
+        if (match := _PACKED.search(parameter)) and blocks[0].dim() == 2:
+            num_experts = len(blocks) // (2 if match[1] == "gate_up" else 1)
+            shape = (num_experts, shape[0] // num_experts, *shape[1:])
         check_tensor(checkpoint.tensors[name], shape)
     return wanted
 
@@ -277,6 +333,8 @@ def fill(
     done = 0
     for name, parts in checkpoint.stream(list(wanted)):
         for start, rows in parts:
+            if rows.dim() > parameters[wanted[name]][0].dim():  # of all experts of a layer
+                start, rows = start * rows.shape[1], rows.flatten(0, 1)
             for target, values in _overlaps(parameters[wanted[name]], start, rows):
                 target.copy_(values)
                 if not _is_finite(target):

@@ -36,6 +36,7 @@ class Span:
     wants_context_logits: whether log-probabilities of the prompt are needed.
     stored_slots: slots of the positions that the host knows to be stored or in flight.
     root_low, root_high: bounds of the root's position, equal if no step is in flight.
+    snapshot: takes the sequence's state after the context rows; None if none is wanted.
     """
 
     seat: int
@@ -47,6 +48,12 @@ class Span:
     stored_slots: np.ndarray = field(default_factory=lambda: NO_SLOTS)
     root_low: int = 0
     root_high: int = 0
+    snapshot: int | None = None
+
+    @property
+    def context_stop(self) -> int:
+        """The position after the context rows."""
+        return self.context_start + self.context_count
 
 
 @dataclass(slots=True, eq=False)

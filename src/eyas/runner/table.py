@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from eyas.cache.states import SequenceStates
 from eyas.core import Verdict
 from eyas.ops.advance import advance
 from eyas.transfer import send
@@ -25,11 +26,17 @@ class SequenceTable:
     Columns past the longest sequence are scratch for nodes that a verdict does not accept; the last
     one is written with what is not appended. num_seatings[a]: how many sequences have had seat a,
     to tell sequences apart in caches by seat. last_position: of the longest sequence; the rows of
-    later positions, whose results are not read, run at this position.
+    later positions, whose results are not read, run at this position. states: by seat, of layers that
+    have one per sequence; None if there are none.
     """
 
     def __init__(
-        self, num_seats: int, max_length: int, max_width: int, device: torch.device
+        self,
+        num_seats: int,
+        max_length: int,
+        max_width: int,
+        device: torch.device,
+        states: SequenceStates | None = None,
     ) -> None:
         self.last_position = max_length - 1
         self.num_columns = max_length + 3 * max_width
@@ -41,20 +48,24 @@ class SequenceTable:
         self.lengths_A = torch.ones(num_seats + 1, dtype=torch.int64, device=device)
         self.num_seatings = [0] * (num_seats + 1)
         self.device = device
+        self.states = states
         self._free_seats = list(range(num_seats - 1, -1, -1))
 
     @property
     def num_free_seats(self) -> int:
         return len(self._free_seats)
 
-    def seat(self, tokens: list[int], stored_slots: np.ndarray) -> int:
-        """Return the seat that a new sequence gets. stored_slots: of its shared prefix."""
+    def seat(self, tokens: list[int], stored_slots: np.ndarray, snapshot: int | None = None) -> int:
+        """Return the seat that a new sequence gets. stored_slots: of its shared prefix. snapshot: of
+        the state after that prefix."""
         seat = self._free_seats.pop()
         self.num_seatings[seat] += 1
         self.tokens_AC[seat, : len(tokens)] = send(tokens, self.device)
         self.lengths_A[seat].fill_(len(tokens))  # setting an item by index would synchronise
         if len(stored_slots):
             self.write_slots(seat, 0, stored_slots)
+        if self.states is not None and snapshot is not None:
+            self.states.restore(seat, snapshot)
         return seat
 
     def unseat(self, seat: int) -> None:

@@ -27,7 +27,7 @@ from eyas.models.heads.vocabulary import read_draft_ids, read_token_map
 from eyas.models.load import read_head_weight
 from eyas.models.registry import read_spec
 from eyas.models.spec import ModelSpec
-from eyas.models.weights import Progress, fill
+from eyas.models.weights import Progress, fill, fused, parameter_pattern
 
 
 def is_head(directory: Path | str) -> bool:
@@ -129,7 +129,7 @@ def load_head(
     if spec.kind == "mtp":
         layout = find_layout(checkpoint, spec.num_target_layers)
         assert layout is not None
-        files, ids_V = mtp_files(spec, layout, target.spec), None
+        files, ids_V = mtp_files(spec, layout, target.spec, checkpoint), None
     else:
         stored = stored_names(checkpoint.tensors, directory)
         files = parameter_files(spec, stored)
@@ -149,7 +149,8 @@ def load_head(
             head=target.head if shares_head else None,
             target_ids_V=ids_V,
         )
-        parameters = head.parameters()
+        stored_patterns = {parameter_pattern(name)[0]: file for name, file in files.items()}
+        parameters = fused(head.parameters(), stored_patterns)
         blocks = None if spec.own_head else parameters.pop("head.weight", None)
         if blocks is not None:
             assert ids_V is not None

@@ -6,8 +6,8 @@ Does not know: how the layer is run; EAGLE heads.
 
 MiMo-7B (Xiaomi, 2505.07608) and DeepSeek-V3 (2412.19437), whose layout GLM-4.5 uses too, read the
 output of the model's final norm, project state and embedding to one stream, run one layer of the
-model's own kind, and pass the normalised result on. They differ in the order of the two inputs and in
-names.
+model's own kind, and pass the normalised result on. So does Qwen3-Next (and Qwen3.5), whose layer has
+attention. They differ in the order of the two inputs, in the first position and in names.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ class MtpLayout:
 
     prefix: of its tensors; {layer} stands for the model's number of layers. marker: the tensor, after
     the prefix, by which the layout is recognised. embedding_first: order of the inputs of fc.
-    names: parameter -> name after the prefix; the layer's names are those of the model's layers.
-    refusal: the feature that makes the layout unsupported; None where it is supported.
+    names: parameter -> name after the prefix. layer_prefix: of the layer's tensors, after the prefix;
+    the rest of their names is that of the model's layers. zero_first_embedding: as in `HeadSpec`.
     """
 
     title: str
     prefix: str
     marker: str
+    names: Mapping[str, str]
     embedding_first: bool = True
-    names: Mapping[str, str] | None = None
-    refusal: str | None = None
+    layer_prefix: str = ""
+    zero_first_embedding: bool = True
 
     def file_name(self, parameter: str, target: ModelSpec) -> str:
         """Return the tensor name of a parameter of `DraftHead`."""
-        assert self.names is not None
         prefix = self.prefix.replace("{layer}", str(target.num_layers))
         if parameter.startswith("layers.0."):
             names = family_of(target.architecture).CHECKPOINT_NAMES
-            return prefix + checkpoint_name(parameter, names).removeprefix("model.layers.0.")
+            name = checkpoint_name(parameter, names).removeprefix("model.layers.0.")
+            return prefix + self.layer_prefix + name
         return prefix + self.names.get(parameter, parameter)
 
 
@@ -81,7 +82,12 @@ LAYOUTS = (
         "Qwen3-Next",
         "mtp.",
         "fc.weight",
-        refusal="its gated attention and zero-centred norms are",
+        names={
+            "embedding_norm.weight": "pre_fc_norm_embedding.weight",
+            "feature_norm.weight": "pre_fc_norm_hidden.weight",
+        },
+        layer_prefix="layers.0.",
+        zero_first_embedding=False,
     ),
 )
 REFUSED_PARTS = {
@@ -103,8 +109,6 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
 
     ValueError: the layer is not supported, incomplete, or has unknown tensors.
     """
-    if layout.refusal is not None:
-        raise _refused(checkpoint.directory, layout, layout.refusal)
     prefix = layout.prefix.replace("{layer}", str(target.num_layers))
     stored = {
         name.removeprefix(prefix)
@@ -114,7 +118,6 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
     for part, refusal in REFUSED_PARTS.items():
         if any(name.startswith(part) for name in stored):
             raise _refused(checkpoint.directory, layout, refusal)
-    assert layout.names is not None
     spec = HeadSpec(
         kind="mtp",
         hidden_size=target.hidden_size,
@@ -145,11 +148,12 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
         first_attention_norm=True,
         final_norm=True,
         norm_output=True,
-        zero_first_embedding=True,
+        zero_first_embedding=layout.zero_first_embedding,
         experts=target.experts if any(".experts." in name for name in stored) else None,
+        traits=target.traits,
     )
-    files = mtp_files(spec, layout, target)
-    check_parameters(spec, checkpoint, files)
+    files = mtp_files(spec, layout, target, checkpoint)
+    check_parameters(spec, checkpoint, files, _stored_shapes(spec, layout, target, checkpoint))
     if unknown := sorted(stored - {name.removeprefix(prefix) for name in files.values()}):
         raise ValueError(
             f"{checkpoint.directory} holds {listed([prefix + name for name in unknown])}, which an "
@@ -158,9 +162,31 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
     return spec
 
 
-def mtp_files(spec: HeadSpec, layout: MtpLayout, target: ModelSpec) -> dict[str, str]:
-    """Return the tensor name of each parameter of the layer."""
-    return {parameter: layout.file_name(parameter, target) for parameter in spec.parameter_shapes}
+def mtp_files(
+    spec: HeadSpec, layout: MtpLayout, target: ModelSpec, checkpoint: Checkpoint
+) -> dict[str, str]:
+    """Return the tensor name of each parameter of the layer, grouped as `weights.fused` does."""
+    shapes = _stored_shapes(spec, layout, target, checkpoint)
+    return {parameter: layout.file_name(parameter, target) for parameter in shapes}
+
+
+def _stored_shapes(
+    spec: HeadSpec, layout: MtpLayout, target: ModelSpec, checkpoint: Checkpoint
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the layer's parameters as stored: all experts may be one tensor."""
+    shapes, experts = spec.parameter_shapes, spec.experts
+    names = family_of(target.architecture).CHECKPOINT_NAMES
+    if experts is None or "layers.{layer}.mlp.experts.gate_up.weight" not in names:
+        return shapes
+    prefix = "layers.0.mlp.experts."
+    if layout.file_name(f"{prefix}gate_up.weight", target) not in checkpoint.tensors:
+        return shapes
+    inner, hidden = experts.intermediate_size, spec.hidden_size
+    others = {name: shape for name, shape in shapes.items() if not name.startswith(prefix)}
+    return others | {
+        f"{prefix}gate_up.weight": (experts.num_experts, 2 * inner, hidden),
+        f"{prefix}down.weight": (experts.num_experts, hidden, inner),
+    }
 
 
 def _refused(directory: Path, layout: MtpLayout, reason: str) -> ValueError:

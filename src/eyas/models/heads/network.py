@@ -70,7 +70,11 @@ class DraftHead:
         )
         self._norms = {
             name.removesuffix(".weight"): RMSNorm(
-                size, spec.norm_epsilon, dtype=dtype, device=self.device
+                size,
+                spec.norm_epsilon,
+                dtype=dtype,
+                device=self.device,
+                offset=spec.traits.norm_offset,
             )
             for name, (size, *_) in spec.parameter_shapes.items()
             if "norm" in name and not name.startswith("layers.")
@@ -84,6 +88,7 @@ class DraftHead:
                 order=order,
                 input_size=spec.attention_input_size(index),
                 norms_input=index > 0 or spec.first_attention_norm,
+                traits=spec.traits,
             )
             for index in range(spec.num_layers)
         ]
@@ -111,6 +116,8 @@ class DraftHead:
         """Prepare the filled weights for running; call once, after the last parameter is filled."""
         for layer in self._layers:
             layer.seal()
+        for norm in self._norms.values():
+            norm.seal()
         self._fc.seal()
         if self._owns_head:
             self._head.seal()

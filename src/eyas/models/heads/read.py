@@ -28,7 +28,7 @@ from eyas.models.config_file import ConfigFile
 from eyas.models.heads.names import UNUSED, file_name, stored_names
 from eyas.models.heads.spec import HeadKind, HeadSpec, default_taps
 from eyas.models.heads.vocabulary import read_draft_ids
-from eyas.models.spec import ModelSpec
+from eyas.models.spec import LLAMA, ModelSpec
 from eyas.models.weights import check_tensor, listed
 
 REFUSED_KINDS = {
@@ -137,14 +137,22 @@ def parameter_files(spec: HeadSpec, stored: Mapping[str, str]) -> dict[str, str]
     }
 
 
-def check_parameters(spec: HeadSpec, checkpoint: Checkpoint, files: Mapping[str, str]) -> None:
-    """Refuse a checkpoint that lacks a parameter of `files`, or holds one of another shape."""
+def check_parameters(
+    spec: HeadSpec,
+    checkpoint: Checkpoint,
+    files: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> None:
+    """Refuse a checkpoint that lacks a parameter of `files`, or holds one of another shape.
+
+    shapes: of the parameters as stored; None is `spec.parameter_shapes`.
+    """
     if missing := [name for name in files.values() if name not in checkpoint.tensors]:
         raise ValueError(
             f"{checkpoint.directory} lacks {listed(missing)}; the head is incomplete or its "
             "config.json describes another: download both again"
         )
-    for parameter, shape in spec.parameter_shapes.items():
+    for parameter, shape in (shapes or spec.parameter_shapes).items():
         tensor = checkpoint.tensors[files[parameter]]
         if parameter == "fc.weight" and tensor.shape[1:] != shape[1:]:
             states = len(spec.taps) if spec.fuses_states else 2
@@ -264,6 +272,7 @@ def _spec(
         calibration=_calibration(outer),
         latent=None,
         experts=None,
+        traits=LLAMA,
         **norms,
     )
 

@@ -20,6 +20,7 @@ from eyas.layers.experts import ExpertSpec
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
 from eyas.models.layer_products import feed_forward_shapes, layer_products, router_products
+from eyas.models.spec import LLAMA, LayerTraits
 
 HeadKind = Literal["eagle", "eagle3", "mtp"]
 
@@ -39,6 +40,7 @@ class HeadSpec:
     own_embedding, own_head: the head has its own embedding or output layer; else it uses the target's.
     calibration: temperature -> weight of the sampling noise in the ranking of candidates.
     experts: the feed-forward block of every layer; None is one of intermediate_size.
+    traits: of the layers; the offset of norms holds for all norms of the head.
 
     The wiring:
     fc_norm: each tapped state has its own RMS norm before fc (EAGLE-3.1).
@@ -89,6 +91,7 @@ class HeadSpec:
     attention_scale: float | None = None
     calibration: Mapping[float, float] = field(default_factory=dict, hash=False)
     experts: ExpertSpec | None = None
+    traits: LayerTraits = LLAMA
 
     def __post_init__(self) -> None:
         assert len(self.windows) == self.num_layers
@@ -98,6 +101,15 @@ class HeadSpec:
     def experts_of(self, layer: int) -> ExpertSpec | None:
         """Return the experts of a layer; None where it has one feed-forward block."""
         return self.experts
+
+    def state_of(self, layer: int) -> None:
+        """A head's layers have attention."""
+        return None
+
+    @property
+    def has_output_gate(self) -> bool:
+        """Whether the output of attention is gated."""
+        return self.traits.has_output_gate
 
     @property
     def fuses_states(self) -> bool:
@@ -199,7 +211,8 @@ class HeadSpec:
         query_width = self.num_query_heads * self.head_dim
         kv_width = self.num_kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {}
-        for part, width in (("q", query_width), ("k", kv_width), ("v", kv_width)):
+        q_width = query_width * (1 + self.has_output_gate)
+        for part, width in (("q", q_width), ("k", kv_width), ("v", kv_width)):
             shapes[f"attention.{part}.weight"] = (width, input_size)
             if self.qkv_bias:
                 shapes[f"attention.{part}.bias"] = (width,)

@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.attention.base import KVDestination
-from eyas.cache.store import LayerStore
+from eyas.cache.store import LayerStore, Store
 from eyas.models import Decoder
 from eyas.models.load import read_head_weight
+from eyas.ops.delta_rule import DeltaRule, Level, Lines, delta_rule
 
 _CHUNK_NUMBERS = 1 << 28
 """The maximum number of logits computed at a time where only the argmax is used."""
@@ -29,12 +30,13 @@ _CHUNK_NUMBERS = 1 << 28
 class PaddedAttend:
     """Causal attention within each of B texts that are padded at the end to length L.
 
-    Keys and values are stored for one layer at a time.
+    Keys and values are stored for one layer at a time. A layer with a state begins each text without
+    one, and keeps none.
     """
 
     def __init__(
         self,
-        stores: Sequence[LayerStore],
+        stores: Sequence[Store],
         num_texts: int,
         num_places: int,
         dtype: torch.dtype,
@@ -46,10 +48,12 @@ class PaddedAttend:
         self._dtype = dtype
         self._rows_T = torch.arange(num_texts * num_places, device=device)
         self._destination: KVDestination | None = None
+        self._lines: dict[int, Lines] = {}
 
     def destination(self, layer: int) -> KVDestination:
         """Allocate the keys and values of a layer, and return where to write them."""
         store = self._stores[layer]
+        assert isinstance(store, LayerStore)
         shape = (len(self._rows_T), *store.slot_shape)
         placed = torch.empty(shape, dtype=self._dtype, device=self._rows_T.device)
         self._destination = KVDestination.of(placed, self._rows_T)
@@ -58,6 +62,7 @@ class PaddedAttend:
     def __call__(self, layer: int, q_TNH: Tensor, sinks_N: Tensor | None = None) -> Tensor:
         assert self._destination is not None
         store = self._stores[layer]
+        assert isinstance(store, LayerStore)
         placed = self._destination.kv_S2GH
         k_TGH, v_TGH = placed[:, 0], placed[:, -1, :, : store.output_dim]
         q, k, v = (x.unflatten(0, self._shape).transpose(1, 2) for x in (q_TNH, k_TGH, v_TGH))
@@ -69,6 +74,16 @@ class PaddedAttend:
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=store.scale, enable_gqa=True
         )
         return out.transpose(1, 2).flatten(0, 1)
+
+    def recur(self, layer: int, inputs_TX: Tensor, rule: DeltaRule) -> Tensor:
+        """Run each text from its first place on."""
+        num_taps, width = rule.taps_CJ.shape[1], inputs_TX.shape[1]
+        if num_taps not in self._lines:
+            self._lines[num_taps] = _lines_of_texts(*self._shape, num_taps, inputs_TX.device)
+        state = (1, rule.num_value_heads, rule.key_dim, rule.value_dim)
+        states_1NHD = torch.zeros(state, device=inputs_TX.device)
+        nothing_11X = inputs_TX.new_zeros((1, 1, width))
+        return delta_rule(inputs_TX, states_1NHD, nothing_11X, self._lines[num_taps], rule)
 
     def _window_mask(self, window: int | None, device: torch.device) -> Tensor | None:
         if window is None or window >= self._shape[1]:
@@ -90,6 +105,29 @@ class PaddedAttend:
             distance = place[:, None] - place[None, :]
             self._masks[window] = (distance >= 0) & (distance < window)
         return self._masks[window]
+
+
+def _lines_of_texts(num_texts: int, num_places: int, num_taps: int, device: torch.device) -> Lines:
+    """Return the lines of padded texts: a level holds one place of all texts."""
+    rows = torch.arange(num_texts * num_places, device=device)
+    rows_L = rows.view(num_texts, num_places).t().flatten()
+    before_JL = torch.arange(num_taps - 1, -1, -1, device=device).unsqueeze(1)
+    is_inside_JL = rows_L % num_places >= before_JL
+    nothing = rows[:0]
+    levels = (
+        Level(place * num_texts, (place + 1) * num_texts, None, None, None)
+        for place in range(num_places)
+    )
+    return Lines(
+        stored=(nothing, nothing),
+        inputs_JL=torch.where(is_inside_JL, rows_L - before_JL, len(rows)),
+        bases=torch.zeros(num_texts, dtype=torch.int64, device=device),
+        levels=tuple(levels),
+        rows=rows_L,
+        lines=rows,
+        cleared=nothing,
+        saved=(nothing, nothing, nothing),
+    )
 
 
 class Target:

@@ -1,0 +1,169 @@
+"""A gated delta net: instead of keys and values per token, a state per sequence that tokens update.
+
+Promises: all projections of a row are one product; everything between the two products is float32.
+Does not know: where states are, trees (its `Attend` does), checkpoints.
+
+Legend: T rows, I input features, X numbers of a row, C convolved columns, J taps of the convolution,
+N value heads, D value dim.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from eyas.attention.base import Attend
+from eyas.cache.store import StateStore
+from eyas.layers.linear import Linear
+from eyas.layers.row_order import RowOrder
+from eyas.ops.delta_rule import DeltaRule
+from eyas.ops.gated_norm import gated_norm
+from eyas.ops.rotate_and_store import Angles
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSizes:
+    """The sizes of a gated delta net.
+
+    num_taps: positions that the convolution reads, its own included. groups_by_key: the checkpoint
+    stores the projections in two tensors, in which the rows of one key head follow each other; else
+    in four.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    num_taps: int
+    groups_by_key: bool
+
+    @property
+    def convolved(self) -> int:
+        """Numbers of queries, keys and values of a token."""
+        return 2 * self.num_key_heads * self.key_dim + self.output_width
+
+    @property
+    def output_width(self) -> int:
+        """Numbers of all value heads."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def projections(self) -> dict[str, int]:
+        """Outputs of the product over the input, by the checkpoint's parts: queries, keys and values
+        (qkv), the gate of the output (z), strengths of corrections (b) and time steps (a)."""
+        if self.groups_by_key:
+            return {
+                "qkvz": self.convolved + self.output_width,
+                "ba": 2 * self.num_value_heads,
+            }
+        heads = self.num_value_heads
+        return {"qkv": self.convolved, "z": self.output_width, "b": heads, "a": heads}
+
+    def products(self, hidden_size: int) -> tuple[tuple[int, int], ...]:
+        """Return (output size, input size) of the matrix products as they run."""
+        return (
+            (sum(self.projections.values()), hidden_size),
+            (hidden_size, self.output_width),
+        )
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of `DeltaNet.parameters`."""
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{part}.weight": (size, hidden_size) for part, size in self.projections.items()
+        }
+        return shapes | {
+            "convolution.weight": (self.convolved, 1, self.num_taps),
+            "log_decay": (self.num_value_heads,),
+            "time_bias": (self.num_value_heads,),
+            "norm.weight": (self.value_dim,),
+            "o.weight": (hidden_size, self.output_width),
+        }
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return sum(map(math.prod, self.parameter_shapes(hidden_size).values()))
+
+    @property
+    def store(self) -> StateStore:
+        """What the layer stores for a sequence."""
+        return StateStore(
+            self.num_value_heads,
+            self.key_dim,
+            self.value_dim,
+            input_width=self.convolved + 2 * self.num_value_heads,
+            reach=self.num_taps - 1,
+        )
+
+
+class DeltaNet:
+    """The block of a layer that has a state in the place of attention."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        sizes: DeltaSizes,
+        epsilon: float,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: RowOrder,
+    ) -> None:
+        self._sizes = sizes
+        self._epsilon = epsilon
+        self._projections = Linear(
+            hidden_size, sizes.projections, dtype=dtype, device=device, order=order
+        )
+        self._o = Linear(
+            sizes.output_width, {"o": hidden_size}, dtype=dtype, device=device, order=order
+        )
+        shapes = sizes.parameter_shapes(hidden_size)
+        self._own = {
+            name: torch.empty(shapes[name], dtype=torch.float32, device=device)
+            for name in ("convolution.weight", "log_decay", "time_bias", "norm.weight")
+        }
+        self._rule = DeltaRule(
+            sizes.num_key_heads,
+            sizes.num_value_heads,
+            sizes.key_dim,
+            sizes.value_dim,
+            self._own["convolution.weight"].squeeze(1),
+            self._own["log_decay"],
+            self._own["time_bias"],
+        )
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return self._projections.parameters() | self._o.parameters() | self._own
+
+    def seal(self) -> None:
+        if self._sizes.groups_by_key:
+            self._separate_kinds()
+        self._projections.seal()
+        self._o.seal()
+
+    def _separate_kinds(self) -> None:
+        """Reorder the rows of projections that are grouped by key head: first those of all queries,
+        then of all keys, and so on, as they are without groups."""
+        sizes, parts = self._sizes, self._projections.parameters()
+        per_key = sizes.num_value_heads // sizes.num_key_heads
+        values = per_key * sizes.value_dim
+        for part, kinds in (
+            ("qkvz", [sizes.key_dim, sizes.key_dim, values, values]),
+            ("ba", [per_key, per_key]),
+        ):
+            weight_OI = parts[f"{part}.weight"]
+            by_head = weight_OI.unflatten(0, (sizes.num_key_heads, -1)).split(kinds, 1)
+            weight_OI.copy_(torch.cat([rows.flatten(0, 1) for rows in by_head]))
+
+    def __call__(
+        self, layer: int, x_TI: torch.Tensor, angles: Angles, attend: Attend
+    ) -> torch.Tensor:
+        """Return the parts of the block's output (`Linear.parts`) for an input [T, I]."""
+        convolved, width = self._sizes.convolved, self._sizes.output_width
+        projected_TX = self._projections(x_TI)
+        gate_TX = projected_TX[:, convolved : convolved + width]
+        inputs_TX = torch.cat(
+            [projected_TX[:, :convolved], projected_TX[:, convolved + width :]], 1
+        )
+        out_TND = attend.recur(layer, inputs_TX, self._rule)
+        return self._o.parts(gated_norm(out_TND, gate_TX, self._own["norm.weight"], self._epsilon))

@@ -1,0 +1,25 @@
+"""Multiply the output of attention by the sigmoid of a gate.
+
+Promises: a row's bits depend on that row alone.
+Does not know: what was attended to.
+
+Legend: T rows, X numbers of a row's heads.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from eyas.ops.dispatch import Operation
+from eyas.ops.row_functions import sigmoid
+
+
+@Operation
+def gate_heads(out_TX: torch.Tensor, gate_TX: torch.Tensor) -> torch.Tensor:
+    """Return out * sigmoid(gate) [T, X]; the sigmoid is rounded to the type of the gate."""
+    return out_TX * sigmoid(gate_TX.float()).to(gate_TX.dtype)
+
+
+@gate_heads.kernel
+def _by_kernel(out_TX: torch.Tensor, gate_TX: torch.Tensor) -> torch.Tensor:
+    return gate_heads.by_torch(out_TX, gate_TX)  # no kernel yet
