@@ -37,6 +37,8 @@ VERIFIER = "tests/engine/test_verifier.py::test_"
 PROCESS = "tests/sampling/test_process.py::test_"
 MANAGER = "tests/cache/test_manager_law.py::test_"
 STREAM = "tests/laws/test_stream_law.py::test_"
+STATES = "tests/layers/test_delta_rule.py::test_"
+SNAPSHOTS = "tests/cache/test_snapshots.py::test_"
 ATTENTION = "tests/attention/test_reference_attention.py::test_"
 NOISE = "tests/sampling/test_noise.py::test_"
 FORCED = "tests/draft/test_forced.py::test_"
@@ -633,6 +635,46 @@ MUTATIONS = [
         "self._graphs.of((num_rows, width, self._max_length, params.signature))",
         "self._graphs.of((num_rows, width, self._max_length))",
         CAPTURES,
+    ),
+    Mutation(
+        "inputs of rejected nodes enter a state",
+        "attention/state_plan.py",
+        "StatePlan._start",
+        "[states.node_columns[seat][slot] for slot in slots]",
+        "list(states.node_columns[seat].values())[: len(slots)]",
+        STATES + "trees_and_what_is_accepted_of_them_do_not_matter",
+    ),
+    Mutation(
+        "the state of a seat is that of a node",
+        "attention/state_plan.py",
+        "StatePlan._add",
+        "self._kept.states.setdefault(len(trunk) - 1, []).append((at, seat))",
+        "self._kept.states.setdefault(len(trunk) - 2, []).append((at, seat))",
+        STATES + "chunks_and_neighbours_do_not_matter",
+    ),
+    Mutation(
+        "a convolution reads the inputs of other branches",
+        "attention/state_plan.py",
+        "StatePlan._add",
+        "history[-reach:] if parent < 0 else paths[parent]",
+        "history[-reach:] if parent < 0 else paths[-1]",
+        STATES + "trees_and_what_is_accepted_of_them_do_not_matter",
+    ),
+    Mutation(
+        "a half-updated state is used",
+        "attention/state_plan.py",
+        "StatePlan.recur",
+        "states.positions[seat] = None",
+        "pass",
+        STATES + "a_forward_pass_that_fails_between_layers_leaves_no_state",
+    ),
+    Mutation(
+        "a prefix is shared beyond its snapshot",
+        "cache/manager.py",
+        "_up_to_snapshot",
+        "matched[:end]",
+        "matched",
+        SNAPSHOTS + "a_hit_ends_at_the_deepest_snapshot",
     ),
 ]
 

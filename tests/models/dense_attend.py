@@ -134,7 +134,7 @@ class DenseAttend:
             time_N = torch.nn.functional.softplus(time_N + rule.time_bias_N)
             decay_N = torch.exp(-torch.exp(rule.log_decay_N) * time_N)
             parent = cache.parents[entry]
-            state_NHD = torch.zeros(num, rule.key_dim, rule.value_dim)
+            state_NHD = v_ND.new_zeros(num, rule.key_dim, rule.value_dim)
             if parent >= 0:
                 state_NHD = cache.states[layer][parent]
             state_NHD = state_NHD * decay_N[:, None, None]
