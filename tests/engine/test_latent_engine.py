@@ -22,7 +22,13 @@ HEADS = {
     "v_head_dim": 128,
     "q_lora_rank": 96,
 }
-SIZES = {"num_attention_heads": 16, "num_key_value_heads": 16, "hidden_size": 128}
+SIZES = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "hidden_size": 128,
+    "intermediate_size": 96,
+}
+"""Multiples of 16, which products of one order ask for on a device."""
 NUM_LAYERS = 3
 DRAFTING = {
     "root": DraftConfig(drafter="root"),

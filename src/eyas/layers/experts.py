@@ -291,7 +291,8 @@ class MixtureOfExperts:
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the parts of the block's output, float32 [Z, T, D], for an input [T, D].
 
-        The first K parts are the chosen experts', those that follow the shared expert's.
+        The shared expert's come first: their sum is then the same whether its product returned several
+        parts or, for many rows, has added them itself. The chosen experts' follow.
         """
         num_experts = self._spec.num_experts
         scores = self._router(x_TD)
@@ -302,8 +303,8 @@ class MixtureOfExperts:
         if self._shared is None:
             return parts
         shared = self._shared(x_TD).float()
+        if self._spec.has_shared_gate:
+            shared = summed(shared) * sigmoid(summed(scores)[:, num_experts:])
         if shared.dim() == 2:
             shared = shared.unsqueeze(0)
-        if self._spec.has_shared_gate:
-            shared = shared * sigmoid(summed(scores)[:, num_experts:])
-        return torch.cat([parts, shared])
+        return torch.cat([shared, parts])
