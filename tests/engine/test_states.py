@@ -68,6 +68,26 @@ def test_a_common_beginning_is_stored_once_a_second_prompt_has_left_it(flights: 
     assert hits[:2] == [0, 0] and all(hit >= len(BEGINNING) for hit in hits[2:])
 
 
+@pytest.mark.parametrize("flights", [0, 1])
+@pytest.mark.parametrize("stop", [None, 6])
+def test_an_answer_can_be_continued_from_its_end(flights: int, stop: int | None) -> None:
+    """Also where a stop has cut off tokens that the device had chosen and gone on from."""
+    setting = Setting(layers="state", max_model_len=200, flights=flights)
+    first = request("first", BEGINNING, max_tokens=30, ignore_eos=True)
+    (whole,) = run(new_engine(setting), [first]).values()
+    if stop is not None:
+        first = request("first", BEGINNING, max_tokens=30, stop_token_ids=(whole.token_ids[stop],))
+    engine = new_engine(setting, RandomTrees(4, 6))
+    (answer,) = run(engine, [first]).values()
+    assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
+    told = BEGINNING + answer.token_ids
+    second = request("second", told + walk_text(99, 5, [1, 0]))
+    before = engine.stats().num_prefix_hit_tokens
+    assert_same(run(engine, [second]), run(new_engine(setting), [second]))
+    hit = engine.stats().num_prefix_hit_tokens - before
+    assert hit >= (len(told) - 8 if stop is None else len(BEGINNING) - 1)
+
+
 def test_few_snapshots_are_enough_for_the_same_answers() -> None:
     requests = asked(6)
     expected = alone(requests)

@@ -336,7 +336,7 @@ def connect(
     scheduling, states = config.scheduler, runner.backend.states
     num_snapshots = None
     if states is not None:
-        num_snapshots = scheduling.max_num_seqs if config.cache.prefix_cache else 0
+        num_snapshots = 2 * scheduling.max_num_seqs if config.cache.prefix_cache else 0
         states.reserve_snapshots(num_snapshots)
     cache = CacheManager(
         info.num_slots,
@@ -439,7 +439,7 @@ def _state_bytes(spec: ModelSpec, max_num_seqs: int, width: int, dtype: torch.dt
     """Return the bytes of the states of all seats, and of the snapshots of states."""
     seats = sum(store.num_bytes(width, dtype.itemsize) for store in spec.state_stores)
     snapshots = sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
-    return (max_num_seqs + 2) * seats + max_num_seqs * snapshots
+    return (max_num_seqs + 2) * seats + 2 * max_num_seqs * snapshots
 
 
 def _size_cache(
