@@ -225,6 +225,18 @@ def test_models_tells_the_format_of_quantised_weights(tmp_path: Path) -> None:
     assert done.returncode == 2 and "quant_method 'hqq' is not supported" in done.stderr
 
 
+def test_models_tells_what_a_sequence_stores_beside_its_tokens(tmp_path: Path) -> None:
+    directory = save_model(make_model("qwen3 next"), tmp_path / "model")
+    facts = json.loads(ok("models", str(directory), "--json"))
+    # Three layers: four heads of 16 x 24 in float32; three inputs of 160 + 2 x 4 numbers in 16 bits.
+    assert facts["state_bytes_per_sequence"] == 3 * (4 * 4 * 16 * 24 + 3 * 168 * 2)
+    assert facts["kv_bytes_per_token_16_bit"] == 2 * 2 * 2 * 16
+    dense = json.loads(
+        ok("models", str(save_model(make_model("qwen3"), tmp_path / "dense")), "--json")
+    )
+    assert dense["state_bytes_per_sequence"] is None
+
+
 @pytest.mark.parametrize("write", [write_safeailab, write_specforge, write_speculators])
 def test_models_tells_the_facts_of_a_head(write: Any, tmp_path: Path) -> None:
     head = write(tmp_path / "head", make_head(draft_vocab=100))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from eyas.core import Request, SamplingParams
 from eyas.engine import build
 from eyas.engine.exactness import check_exactness
 from eyas.llm import LLM
-from eyas.models import load_model
+from eyas.models import load_model, read_spec
 from eyas.runner.device import Device
 from tests.laws.cases import assert_same, walk_text
 from tests.laws.drafters import RandomTrees
@@ -66,6 +67,26 @@ def test_a_common_beginning_is_stored_once_a_second_prompt_has_left_it(flights: 
         assert_same(answers, {key: expected[key] for key in answers})
         hits.append(engine.stats().num_prefix_hit_tokens - before)
     assert hits[:2] == [0, 0] and all(hit >= len(BEGINNING) for hit in hits[2:])
+
+
+@pytest.mark.parametrize("flights", [0, 1])
+@pytest.mark.parametrize("stop", [None, 6])
+def test_an_answer_can_be_continued_from_its_end(flights: int, stop: int | None) -> None:
+    """Also where a stop has cut off tokens that the device had chosen and gone on from."""
+    setting = Setting(layers="state", max_model_len=200, flights=flights)
+    first = request("first", BEGINNING, max_tokens=30, ignore_eos=True)
+    (whole,) = run(new_engine(setting), [first]).values()
+    if stop is not None:
+        first = request("first", BEGINNING, max_tokens=30, stop_token_ids=(whole.token_ids[stop],))
+    engine = new_engine(setting, RandomTrees(4, 6))
+    (answer,) = run(engine, [first]).values()
+    assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
+    told = BEGINNING + answer.token_ids
+    second = request("second", told + walk_text(99, 5, [1, 0]))
+    before = engine.stats().num_prefix_hit_tokens
+    assert_same(run(engine, [second]), run(new_engine(setting), [second]))
+    hit = engine.stats().num_prefix_hit_tokens - before
+    assert hit >= (len(told) - 8 if stop is None else len(BEGINNING) - 1)
 
 
 def test_few_snapshots_are_enough_for_the_same_answers() -> None:
@@ -148,6 +169,29 @@ def test_a_checkpoint_brings_its_mtp_layer_along(tmp_path: Path) -> None:
                 assert llm.info.drafter.startswith("head")
             found.append([out.token_ids for out in llm.generate(prompts, params)])
     assert found[0] == found[1]
+
+
+def test_states_come_out_of_the_memory_and_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = save_model(make_model("qwen3 next"), tmp_path)
+    size = sum(store.num_bytes(0, 4) for store in read_spec(directory).state_stores)
+    seen: list[int] = []
+    budget = build.cache_budget
+
+    def noted(device: torch.device, fraction: float, state_bytes: int) -> int:
+        seen.append(state_bytes)
+        return budget(device, fraction, state_bytes)
+
+    monkeypatch.setattr(build, "cache_budget", noted)
+    monkeypatch.setattr(build, "SNAPSHOT_BYTES", 3 * size + 1)
+    options = msgspec.structs.replace(
+        config(directory, DraftConfig(drafter="root")), cache=CacheConfig()
+    )
+    with caplog.at_level("INFO", "eyas"), LLM(config=options):
+        pass
+    assert "for each of 4 sequences and 3 snapshots" in caplog.text
+    assert seen[0] >= (4 + 3) * size
 
 
 def test_a_model_with_states_cannot_draft(tmp_path: Path) -> None:

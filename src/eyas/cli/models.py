@@ -83,7 +83,7 @@ def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
         "tied_embeddings": spec.tie_embeddings,
         "context": spec.max_position,
         "kv_bytes_per_token_16_bit": 2 * kv_numbers,
-        **({"state_bytes_per_sequence": state_bytes} if state_bytes else {}),
+        "state_bytes_per_sequence": state_bytes or None,
         "eos_token_ids": list(spec.eos_token_ids),
         **sampling_defaults(directory),
         "chat_template": has_chat_template(directory),

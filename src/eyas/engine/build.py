@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 CAPTURED_LENGTHS = (512, 1024, 2048)
 """Upper bounds of sequence lengths whose steps are captured at start-up."""
 
+SNAPSHOT_BYTES = 2 << 30
+"""Most memory for snapshots of states."""
+
 MAX_POSITIONS = 2**22
 """Longest context, since the rotary angles of all positions are computed at start-up."""
 
@@ -209,11 +212,11 @@ def assemble(
         assert own_drafter is not None
         width = own_drafter.width
     max_length = parts.model.max_model_len
-    scratch += _state_bytes(spec, config.scheduler.max_num_seqs, width, dtype)
+    states = _state_bytes(config, spec, width, dtype)
     if usable(hardware.device):
         scratch += step_bytes(spec, config, width, max_length, dtype)
     num_slots, max_length = _size_cache(
-        config, per_slot, scratch, hardware.device, max_length, width
+        config, per_slot, scratch, states, hardware.device, max_length, width
     )
     kv = KVStore(spec.stores, num_slots, dtype=dtype, device=hardware.device)
     runner = ModelRunner(parts.model, open_attention(kv))
@@ -336,8 +339,15 @@ def connect(
     scheduling, states = config.scheduler, runner.backend.states
     num_snapshots = None
     if states is not None:
-        num_snapshots = scheduling.max_num_seqs if config.cache.prefix_cache else 0
+        spec, dtype = runner.model.spec, runner.model.dtype
+        num_snapshots = _num_snapshots(config, spec, dtype)
         states.reserve_snapshots(num_snapshots)
+        log.info(
+            "states: %.1f MiB for each of %d sequences and %d snapshots, at which prefixes are shared",
+            _snapshot_bytes(spec, dtype) / 2**20,
+            scheduling.max_num_seqs,
+            num_snapshots,
+        )
     cache = CacheManager(
         info.num_slots,
         shares_prefixes=config.cache.prefix_cache,
@@ -435,25 +445,39 @@ def step_bytes(
     return activations + logits + nodes * attention_units(max_length, width) * heads
 
 
-def _state_bytes(spec: ModelSpec, max_num_seqs: int, width: int, dtype: torch.dtype) -> int:
+def _num_snapshots(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Return the number of snapshots of states: two a seat, if so many take no more than
+    `SNAPSHOT_BYTES`; 0 without states or a prefix cache."""
+    size = _snapshot_bytes(spec, dtype)
+    if not size or not config.cache.prefix_cache:
+        return 0
+    return min(2 * config.scheduler.max_num_seqs, max(1, SNAPSHOT_BYTES // size))
+
+
+def _snapshot_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    return sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
+
+
+def _state_bytes(config: EngineConfig, spec: ModelSpec, width: int, dtype: torch.dtype) -> int:
     """Return the bytes of the states of all seats, and of the snapshots of states."""
-    seats = sum(store.num_bytes(width, dtype.itemsize) for store in spec.state_stores)
-    snapshots = sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
-    return (max_num_seqs + 2) * seats + max_num_seqs * snapshots
+    seat = sum(store.num_bytes(width, dtype.itemsize) for store in spec.state_stores)
+    snapshots = _num_snapshots(config, spec, dtype) * _snapshot_bytes(spec, dtype)
+    return (config.scheduler.max_num_seqs + 2) * seat + snapshots
 
 
 def _size_cache(
     config: EngineConfig,
     per_slot: int,
     scratch: int,
+    states: int,
     device: torch.device,
     max_length: int,
     width: int,
 ) -> tuple[int, int]:
     """Return the number of slots and the longest sequence. One sequence of that length always fits.
 
-    per_slot: bytes of a slot. scratch: bytes that steps and drafting need in addition. width: most
-    nodes of a tree. Raises ValueError if no useful sequence fits.
+    per_slot: bytes of a slot. scratch: bytes that steps and drafting need in addition. states: bytes of
+    the states of sequences. width: most nodes of a tree. Raises ValueError if no useful sequence fits.
     """
     num_slots = config.cache.num_slots
     gib = 2**30
@@ -465,7 +489,8 @@ def _size_cache(
         )
     if num_slots is None:
         table_bytes = 16 * config.scheduler.max_num_seqs * (max_length + 3 * width)
-        budget = cache_budget(device, config.cache.memory_fraction) - table_bytes - scratch
+        budget = cache_budget(device, config.cache.memory_fraction, states)
+        budget -= table_bytes + scratch
         most_useful = config.scheduler.max_num_seqs * (max_length + 2 * width)
         num_slots = min(budget // per_slot, most_useful)
     longest = min(max_length, num_slots - 2 * width)

@@ -132,10 +132,9 @@ class Launcher:
                 masks.begin()
                 tree = masks.tree
         rows, output = self._run_model(batch, tree)
-        if (states := self._table.states) is not None:
-            for span in plan.spans:
-                if span.snapshot is not None:
-                    states.save(span.seat, span.snapshot)
+        for span in plan.spans:
+            if span.snapshot is not None:
+                self._table.save_state(span.seat, span.snapshot)
         if masks is not None:
             masks.fill_until(self._outbox.ending())
         return Forward(batch, tree, rows, output, masks)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from eyas.cache import CacheManager
+from eyas.cache.manager import Lease
 from eyas.cache.slots import NO_SLOTS
 from eyas.draft import TreeShape
 from eyas.engine.sequence import Sequence, Status
@@ -169,11 +170,28 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         """Give back a sequence's slots and seat; its stored tokens stay as a shared prefix."""
-        assert sequence.lease is not None
-        self.cache.release(sequence.lease, sequence.tokens)
+        lease = sequence.lease
+        assert lease is not None
+        self._save_state(sequence, lease)
+        self.cache.release(lease, sequence.tokens)
         self.table.unseat(sequence.seat)
         sequence.lease, sequence.seat = None, -1
         self.running.remove(sequence)
+
+    def _save_state(self, sequence: Sequence, lease: Lease) -> None:
+        """Take a snapshot of the state with which a sequence leaves its seat, where layers have one, so
+        that its text can be continued.
+
+        The state is that of the root of the last forward pass. It is of no use if it holds tokens that
+        were dropped after a stop.
+        """
+        position = self.table.state_position(sequence.seat)
+        if position is None or not 0 < position <= min(lease.num_stored, sequence.num_tokens):
+            return
+        snapshot = self.cache.reserve_snapshot(lease, position)
+        if snapshot is not None:
+            self.table.save_state(sequence.seat, snapshot)
+            self.cache.commit_snapshot(lease, position, is_kept=True)
 
     def _awaits_leader(self, sequence: Sequence) -> bool:
         """Whether another choice of the same request is still storing the shared prompt."""

@@ -63,13 +63,16 @@ def open_device(config: DeviceConfig) -> Device:
     return Device(device, num_flights=1, exact=config.exact)
 
 
-def cache_budget(device: torch.device, memory_fraction: float) -> int:
-    """Return the bytes for keys and values, once the weights are loaded."""
+def cache_budget(device: torch.device, memory_fraction: float, state_bytes: int = 0) -> int:
+    """Return the bytes for keys and values, once the weights are loaded.
+
+    state_bytes: of states per sequence, which come out of the same memory.
+    """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(total * memory_fraction) - (total - free))
+        return max(0, int(total * memory_fraction) - (total - free) - state_bytes)
     available = psutil.virtual_memory().available
-    return min(_CPU_CACHE_BYTES, int(available * memory_fraction))
+    return max(0, min(_CPU_CACHE_BYTES, int(available * memory_fraction) - state_bytes))
 
 
 def memory_bytes(device: torch.device) -> int:

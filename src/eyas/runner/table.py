@@ -68,6 +68,17 @@ class SequenceTable:
             self.states.restore(seat, snapshot)
         return seat
 
+    def state_position(self, seat: int) -> int | None:
+        """Return the number of tokens in a seat's state; None if it has none that can be used."""
+        if self.states is None or seat >= len(self.states.positions):
+            return None
+        return self.states.positions[seat]
+
+    def save_state(self, seat: int, snapshot: int) -> None:
+        """Copy a seat's state, after what was launched, to a snapshot."""
+        assert self.states is not None
+        self.states.save(seat, snapshot)
+
     def unseat(self, seat: int) -> None:
         self._free_seats.append(seat)
 
