@@ -18,11 +18,15 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from httpx._transports import default as _transports
 
 # The default timeout of httpx is five seconds; answers may take longer on a busy machine.
 _PATIENCE = inspect.signature(httpx.get).parameters["timeout"].default
 for _phase in ("connect", "read", "write", "pool"):
     setattr(_PATIENCE, _phase, 300.0)
+
+# Each client, and so each httpx.get, reads the machine's certificates: 30 ms that no test needs twice.
+_transports.create_ssl_context = cache(_transports.create_ssl_context)
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -17,19 +15,3 @@ except ImportError:
 def device() -> torch.device:
     """Where kernels run."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@pytest.fixture(autouse=True)
-def _loops_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter makes loop bounds of arrays of one element, which numpy no longer takes."""
-    if torch.cuda.is_available():
-        return
-    from triton.runtime import interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)

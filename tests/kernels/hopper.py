@@ -1,15 +1,20 @@
 """Compile kernels for Hopper without a device, to see that they do and what they take.
 
-Runs in a process of its own: one in which kernels are interpreted cannot compile them.
+Runs in a process of its own, because one in which kernels are interpreted cannot compile them. All
+tests of a session share it, so that torch and triton are imported once.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import traceback
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -39,25 +44,53 @@ class Compiled:
     uses_wgmma: bool
 
 
+class Compiler:
+    """The process that compiles: a line of jobs in, a line of results or of an error out."""
+
+    def __init__(self) -> None:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.kernels.hopper"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
+        )
+        atexit.register(self.close)
+
+    def run(self, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Raises AssertionError with the compiler's words."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(jobs) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the compiler ended: {self._said()}"
+        told = json.loads(line)
+        assert "error" not in told, told["error"][-4000:] + self._said()
+        return told["compiled"]
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()[-4000:]
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+        self._errors.close()
+
+
+_compiler = cache(Compiler)
+
+
 def compile_for_hopper(*jobs: Job) -> list[Compiled]:
     """Raises AssertionError with the compiler's words when one does not compile."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.hopper"],
-        input=json.dumps([asdict(job) for job in jobs]),
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [Compiled(**each) for each in json.loads(done.stdout.splitlines()[-1])]
+    return [Compiled(**each) for each in _compiler().run([asdict(job) for job in jobs])]
 
 
 def _compile(job: dict[str, Any]) -> dict[str, Any]:
     import re
-    import tempfile
 
     import triton
     from triton import knobs
@@ -106,5 +139,14 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _answer(jobs: list[dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return {"compiled": [_compile(job) for job in jobs]}
+    except Exception:
+        return {"error": traceback.format_exc()}
+
+
 if __name__ == "__main__":
-    print(json.dumps([_compile(job) for job in json.load(sys.stdin)]))
+    answers, sys.stdout = sys.stdout, sys.stderr  # what compilers print is not an answer
+    for line in sys.stdin:
+        print(json.dumps(_answer(json.loads(line))), file=answers, flush=True)

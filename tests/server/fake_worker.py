@@ -22,7 +22,7 @@ from eyas.core import Delta, GrammarError, Request, RequestError, Usage
 from eyas.engine.worker import main
 from eyas.grammar import OutputSpec
 from eyas.wire import EngineStats, GrammarStats
-from tests.server.fakes import engine_info
+from tests.server.engine_info import engine_info
 
 FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
 

@@ -19,6 +19,7 @@ from eyas.server.options import ServerOptions
 from eyas.server.service import Service
 from eyas.text import Detokenizer, Tokenizer
 from eyas.wire import EngineStats, GrammarStats
+from tests.server.engine_info import engine_info
 from tests.text import small_tokenizers as small
 
 ANSWER = "The capital of France is Paris. Zebras and quokkas say: 你好 🎉"
@@ -31,27 +32,6 @@ DRAFTS = DraftCounts(
     accepted_by_source={"head": 5},
     endings={"leaf": 1, "target": 2, "stop": 1},
 )
-
-
-def engine_info(
-    directory: Path | str, vocab_size: int = 500, max_model_len: int = 512
-) -> EngineInfo:
-    return EngineInfo(
-        model="tiny",
-        architecture="FakeForCausalLM",
-        num_parameters=1000,
-        device="cpu",
-        dtype="float32",
-        max_model_len=max_model_len,
-        num_slots=4096,
-        vocab_size=vocab_size,
-        drafter="root",
-        eos_token_ids=(0,),
-        exact=True,
-        exact_reason="a fake",
-        num_flights=0,
-        directory=str(directory),
-    )
 
 
 def model_directory(path: Path, **generation: float) -> Path:

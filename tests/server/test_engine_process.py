@@ -27,7 +27,8 @@ from eyas.server.client import (
     add_to,
 )
 from eyas.server.codes import Code
-from tests.server.fakes import DRAFTS, engine_info
+from tests.server.engine_info import engine_info
+from tests.server.fakes import DRAFTS
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "tests.server.fake_worker"]

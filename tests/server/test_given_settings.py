@@ -11,7 +11,8 @@ import pytest
 
 from eyas.server.options import ServerOptions
 from eyas.server.text_processor import TextProcessor
-from tests.server.fakes import FakeClient, LiveServer, engine_info, live_server
+from tests.server.engine_info import engine_info
+from tests.server.fakes import FakeClient, LiveServer, live_server
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}

@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ import httpx
 import pytest
 
 from eyas.logs import JsonFormatter, OneLineFormatter, shows_colours
+from eyas.server.launch import is_reached_by_others
 from tests.server.test_launch import ENVIRONMENT, SECONDS, chat, served
 
 
@@ -116,10 +118,7 @@ OPEN = "open to everybody who can reach this machine"
     ("options", "warns"),
     [
         (["host=0.0.0.0"], True),
-        (["host=::"], True),
         (["host=127.0.0.1"], False),
-        (["host=localhost"], False),
-        (["host=127.0.0.2"], False),
         (["host=0.0.0.0", "allow_no_key=true"], False),
         (["host=0.0.0.0", "api_keys=secret"], False),
     ],
@@ -132,3 +131,13 @@ def test_an_address_for_others_without_a_key_is_warned_of(
     warnings = [line for line in server.log if OPEN in line]
     assert len(warnings) == warns
     assert all(" WARNING " in line and "--api-key-file" in line for line in warnings)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_reached"),
+    [("0.0.0.0", True), ("::", True), ("127.0.0.1", False), ("127.0.0.2", False), ("::1", False)],
+)
+def test_only_a_loopback_address_is_out_of_others_reach(host: str, is_reached: bool):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
+        assert is_reached_by_others(listener) == is_reached

@@ -15,7 +15,8 @@ import pytest
 from eyas import wire
 from eyas.engine.worker import LOG_SECONDS, REPORT_SECONDS, LoadingReports
 from eyas.server.thread_pool import MAX_WAITING
-from tests.server.fakes import FakeClient, LiveServer, engine_info, live_server, model_directory
+from tests.server.engine_info import engine_info
+from tests.server.fakes import FakeClient, LiveServer, live_server, model_directory
 from tests.server.test_launch import SECONDS, served
 from tests.server.test_limits import post_head, raw, until
 
