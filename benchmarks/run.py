@@ -85,6 +85,23 @@ ON_GPU: dict[str, list[str]] = {
 }
 """The same, on one H200; each also runs with --no-exact (NAME_fast)."""
 ON_GPU |= {f"{name}_fast": [*command, "--no-exact"] for name, command in ON_GPU.items()}
+SHORT = ("--prompt-tokens", "128", "--max-tokens", "128", "--repeats", "3")
+SIZES = ("--batch", "1,8,32,64")
+ON_GPU |= {
+    "h200_moe_plain": [
+        *("bench", "decode", "--shape", "qwen3-30b-a3b", "--dummy-weights", *SIZES, *SHORT),
+        *("--drafter", "root"),
+    ],
+    "h200_moe_chain": [
+        *("bench", "decode", "--shape", "qwen3-30b-a3b", "--dummy-weights", *SIZES, *SHORT),
+        *("--drafter", "eagle3", "--draft-steps", "3", "--draft-topk", "1", "--draft-nodes", "4"),
+        *("--synthetic-acceptance", "2.5"),
+    ],
+    "h200_v2_lite": [
+        *("bench", "decode", "--shape", "deepseek-v2-lite", "--dummy-weights", *SIZES, *SHORT),
+        *("--drafter", "root", "--profile"),
+    ],
+}
 LOAD = ("--num-requests", "400", "--prompt-tokens", "512", "--max-tokens", "256")
 ON_GPU |= {
     "h200_prefill": [*SHAPE[:-1], "--prefill", "8192", "--interfere", "16"],
