@@ -33,13 +33,19 @@ BACKENDS = ("llguidance", "xgrammar")
 
 
 @lru_cache(maxsize=4)
-def engine(drafter: str, backend: str = "llguidance", flights: int = 0) -> LLM:
+def engine(
+    drafter: str, backend: str = "llguidance", flights: int = 0, max_num_seqs: int = 6
+) -> LLM:
     """The built-in model with a drafter."""
     return LLM(
         config=EngineConfig(
-            cache=CacheConfig(num_slots=3000),
+            cache=CacheConfig(num_slots=6000),
             draft=DRAFTING[drafter],
-            scheduler=SchedulerConfig(flights=flights, max_batch_tokens=96, max_num_seqs=6),
+            scheduler=SchedulerConfig(
+                flights=flights,
+                max_batch_tokens=16 * max_num_seqs,
+                max_num_seqs=max_num_seqs,
+            ),
             grammar=GrammarConfig(backend=backend, compile_seconds=60),  # type: ignore[arg-type]
         )
     )

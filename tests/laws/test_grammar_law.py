@@ -23,7 +23,7 @@ from eyas.grammar import Choice, Concat, Json, Literal, Node, OutputSpec, Regex,
 from eyas.llm import LLM
 from eyas.schemas import prepare
 from tests.gaps import is_bounded
-from tests.laws.structured import engine
+from tests.laws import structured
 
 PROMPTS = (
     "Extract name and age as JSON: Maria Silva is 34 years old and lives in Porto.",
@@ -89,6 +89,11 @@ PATTERNS = (
     r"\w+@\w+\.(org|com)",
 )
 MAX_TOKENS = 60
+
+
+def engine(drafter: str, flights: int = 0) -> LLM:
+    """An engine that takes many requests at once: there are hundreds of them here."""
+    return structured.engine(drafter, flights=flights, max_num_seqs=24)
 
 
 @dataclass(frozen=True)
