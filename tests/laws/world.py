@@ -252,7 +252,8 @@ class Weights:
 @lru_cache(maxsize=4)
 def weights(dtype: torch.dtype, layers: str = "dense") -> Weights:
     """The target, and another model for drafting. layers: of the target, "dense" or one of `LAYERS`."""
-    with tempfile.TemporaryDirectory() as scratch:
+    # Tests that write to the weights share them with tests that ask for them in inference mode.
+    with torch.inference_mode(False), tempfile.TemporaryDirectory() as scratch:
         if layers == "dense":
             target = write_model(Path(scratch) / "target", seed=1, mixing=0.3)
         else:
