@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from eyas.layers.experts import ExpertSpec
 from eyas.ops.apply_experts import apply_experts
 from eyas.ops.route import Routing, route
 from eyas.ops.tile_experts import tile_experts
+from gemm import graph_time
 
 DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16
@@ -61,30 +61,6 @@ def name_of(tile: Tile) -> str:
     return f"{tile.block_out}x{tile.block_rows}x{tile.block_k} w{tile.num_warps} s{tile.num_stages}"
 
 
-def replay_us(launch: Callable[[], Any], repeats: int = 9) -> float:
-    """Return the median time of a replay of what `launch` launches, in microseconds."""
-    stream = torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        launch()
-        torch.cuda.synchronize()
-        graph.capture_begin()
-        launch()
-        graph.capture_end()
-    torch.cuda.synchronize()
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000)
-    return statistics.median(times)
-
-
 def weights_of(hidden: int, spec: ExpertSpec) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return random weights [E, 2F, D] and [E, D, F] of several layers, of LAYER_BYTES together."""
     num, inner = spec.num_experts, spec.intermediate_size
@@ -116,7 +92,7 @@ def race(
         for (_, weight), each in zip(layers, tiles, strict=True):
             kernels.weighted_product(gated_NF, weight, None, each, weights_TK, tile, pdl=True)
 
-    return replay_us(gate_up) / len(layers), replay_us(down) / len(layers)
+    return graph_time(gate_up) / len(layers), graph_time(down) / len(layers)
 
 
 def measure(name: str, num_rows: int) -> dict[str, Any]:
@@ -134,7 +110,7 @@ def measure(name: str, num_rows: int) -> dict[str, Any]:
 
     read = statistics.mean(len(each.unique()) for each in experts_LTK)
     gigabytes = 6 * read * spec.intermediate_size * hidden / 1e9
-    block_us = replay_us(blocks) / len(layers)
+    block_us = graph_time(blocks) / len(layers)
     default = kernels.tile_for(num_rows, num_chosen, spec.num_experts, DTYPE)
     entry: dict[str, Any] = {
         "shape": name,

@@ -2,9 +2,9 @@
 
 Roots, alone or with drafts behind them, are filled by one call of the library, which works on many
 cores; then, call by call, other branches of the same trees, until there is nothing left to fill them
-beside. Work that needs
-the interpreter's lock is done by the waiting thread, before and after the call, as far as the library
-allows: two threads that both want the lock wait for each other more often than they work.
+beside. Work that needs the interpreter's lock is done by the waiting thread, before and after the call,
+as far as the library allows: two threads that both want the lock wait for each other more often than
+they work.
 
 A call cannot be ended, and it holds locks that the next step needs. So it is waited for, and slow
 drafts are noted, so that the next step asks for less.
@@ -32,6 +32,7 @@ FEW = 4
 BEGIN_SECONDS = 0.001
 """At most so long the caller gives way to the threads that are to fill."""
 MOST_SECONDS = 0.02
+"""The most time for branches beside a forward."""
 SHORTER, LONGER = 0.9, 1.02
 """One step in six may take longer for its branches."""
 POLL_SECONDS = 0.0005

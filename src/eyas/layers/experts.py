@@ -24,7 +24,8 @@ from eyas.layers.row_order import RowOrder
 from eyas.ops.add_norm import summed
 from eyas.ops.apply_experts import apply_experts, by_expert
 from eyas.ops.gate import Activation
-from eyas.ops.route import Routing, route, sigmoid
+from eyas.ops.route import Routing, route
+from eyas.ops.row_functions import sigmoid
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.ops.dispatch import Operation
+from eyas.ops.row_functions import sigmoid
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 """clamped_swiglu is gpt-oss's: the gate is at most LIMIT and is multiplied by the sigmoid of itself
@@ -69,8 +70,7 @@ def _gated_serial(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Te
 def _clamped_swiglu(gate_TF: torch.Tensor, up_TF: torch.Tensor) -> torch.Tensor:
     dtype = gate_TF.dtype
     gate_TF, up_TF = gate_TF.float().clamp(max=LIMIT), up_TF.float().clamp(-LIMIT, LIMIT)
-    strided_TF = F.pad(gate_TF * ALPHA, (0, 1))[:, :-1]
-    swish_TF = (gate_TF * strided_TF.sigmoid()).to(dtype)
+    swish_TF = (gate_TF * sigmoid(gate_TF * ALPHA)).to(dtype)
     return (swish_TF * (up_TF + 1)).to(dtype)
 
 

@@ -16,10 +16,9 @@ import torch
 
 from eyas.ops.add_norm import summed
 from eyas.ops.dispatch import Operation
+from eyas.ops.row_functions import sigmoid
 
 Scoring = Literal["softmax", "sigmoid"]
-SERIAL_ELEMENTS = 32768
-"""torch runs a sigmoid on a CPU on one thread up to so many elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +111,3 @@ def _in_chosen_groups(choice_TE: torch.Tensor, routing: Routing) -> torch.Tensor
     chosen_TJ = torch.zeros_like(scores_TJ, dtype=torch.bool)
     chosen_TJ.scatter_(1, _best(scores_TJ, routing.num_chosen_groups), True)
     return chosen_TJ.repeat_interleave(num_experts // routing.num_groups, dim=1)
-
-
-def sigmoid(logits_TE: torch.Tensor) -> torch.Tensor:
-    """Return the sigmoid, each row by the same code.
-
-    On a CPU torch's vector and scalar code differ in the last bit, and where one ends and the other
-    begins depends on all rows together unless rows stand apart.
-    """
-    if logits_TE.device.type != "cpu":
-        return logits_TE.sigmoid()
-    num_experts = logits_TE.shape[1]
-    apart_TE = torch.nn.functional.pad(logits_TE, (0, 1))[:, :num_experts]
-    pieces = apart_TE.split(max(1, SERIAL_ELEMENTS // num_experts))
-    return torch.cat([piece.sigmoid() for piece in pieces])

@@ -55,6 +55,8 @@ def sum_in_halves(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 def _by_row(function: Callable[..., torch.Tensor], x_LX: torch.Tensor) -> torch.Tensor:
     """Return function(x), each row by the same code. function: writes to its argument `out`."""
+    if x_LX.device.type != "cpu":
+        return function(x_LX, out=torch.empty_like(x_LX))
     num_rows, width = x_LX.shape
     if width > SERIAL:  # cut at the same columns in every call
         return torch.cat([_by_row(function, part) for part in x_LX.split(SERIAL, 1)], 1)
