@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from eyas.kernels.tiles import GROUPED_TILES
-from eyas.layers.autotune_cache import AutotuneCache, cache_folder
+from eyas.layers.autotune_cache import AutotuneCache
 from eyas.layers.gemm_variants import (
     BUCKETS,
     DEVICE_STEPS,
@@ -433,23 +433,6 @@ def test_what_could_not_be_measured_is_not_kept(agreeing: list[Product], tmp_pat
     found = plans(True, Search(clock, kept))
     assert found["plain"].variant(16) == candidates(product_of("plain"), 16, library=True)[0]
     assert kept.read() == {}
-
-
-def test_the_folder_follows_the_platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "eyas"
-    monkeypatch.setenv("XDG_CACHE_HOME", "somewhere/below")
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    for platform, parts in (
-        ("linux", (".cache",)),
-        ("darwin", ("Library", "Caches")),
-        ("win32", ("AppData", "Local")),
-    ):
-        monkeypatch.setattr("sys.platform", platform)
-        monkeypatch.delenv("LOCALAPPDATA", raising=False)
-        assert cache_folder() == tmp_path.joinpath(*parts, "eyas")
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert cache_folder() == tmp_path / "local" / "eyas"
 
 
 def test_one_line_tells_of_the_search(

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from eyas.layers import row_probe
+from eyas.layers import linear, row_probe
 from eyas.layers.row_order import RowOrder
 from eyas.layers.row_probe import find_row_order
+from eyas.native.products import is_available
 
 SHAPES = [(640, 320), (320, 384), (1408, 320), (320, 704)]
 
@@ -32,12 +33,33 @@ def test_this_machine_has_an_exact_order(dtype: torch.dtype) -> None:
     assert report.exact, report.reason
 
 
+@pytest.mark.usefixtures("library_products")
+def test_this_machine_has_an_exact_order_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "packed_weight", lambda weight: None)
+    report = find_row_order(SHAPES, torch.float32, 512, heads=[(4096, 320)])
+    assert report.exact, report.reason
+
+
+def test_compiled_products_need_no_padding() -> None:
+    if not is_available(torch.float32, torch.device("cpu")):
+        pytest.skip("there is no C compiler, or the processor has no vectors")
+    report = find_row_order(SHAPES, torch.float32, 512, heads=[(4096, 320)])
+    assert report.exact
+    assert [report.order.pad(count) for count in (1, 2, 17, 130)] == [1, 2, 17, 130]
+
+
 @pytest.mark.parametrize("work", [10, 10**5, 10**6, 10**8])
 def test_the_work_of_the_check_is_bounded(work: int) -> None:
     counts = row_probe._row_counts(512, work)
     assert counts[0] == 1 and counts[-1] == 512 and {2, 3, 8, 16} <= set(counts)
     always = 512 + sum((1, 2, 3, 4, 5, 7, 8, 9, 16, 17))
     assert (sum(counts) - always) * work <= row_probe.MAX_PROBE_PRODUCTS
+
+
+@pytest.fixture
+def library_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products are those of torch's libraries, whose row counts must be tried."""
+    monkeypatch.setattr(row_probe, "is_available", lambda dtype, device: False)
 
 
 def fake_linear(differs: Callable[[int], bool]) -> type:
@@ -59,6 +81,7 @@ def fake_linear(differs: Callable[[int], bool]) -> type:
     return FakeLinear
 
 
+@pytest.mark.usefixtures("library_products")
 @pytest.mark.parametrize(
     ("differs", "order", "exact"),
     [
@@ -79,6 +102,7 @@ def test_the_first_rule_that_holds_is_taken(
     assert (report.order, report.exact) == (order, exact)
 
 
+@pytest.mark.usefixtures("library_products")
 def test_a_product_that_mixes_rows_is_reported_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mixing(fake_linear(lambda _: False)):  # type: ignore[misc]
         def __call__(self, x: torch.Tensor) -> torch.Tensor:

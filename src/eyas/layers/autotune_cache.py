@@ -12,27 +12,12 @@ import hashlib
 import json
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """Return the user's cache folder, by the platform's convention."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    if named and Path(named).is_absolute():
-        folder = Path(named)
-    elif sys.platform == "win32":
-        folder = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Caches"
-    else:
-        folder = Path.home() / ".cache"
-    return folder / "eyas"
 
 
 class AutotuneCache:

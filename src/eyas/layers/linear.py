@@ -1,10 +1,8 @@
 """Matrix products with weights: a row's bits do not depend on how many rows are in the call.
 
 Promises: the weight of a `Linear` may consist of named parts that are filled one by one.
-`LogitsHead` returns float32 logits that were never rounded to the model's type. On a CPU the
-weights are packed once into oneDNN's blocked layout: at one or two rows this halves the time of a
-product, and the packed kernels keep their reduction order over all row counts, which float32
-`F.linear` does not.
+`LogitsHead` returns float32 logits that were never rounded to the model's type. On a CPU weights
+are packed once (`pack_weight`), which makes products of few rows several times faster.
 Does not know: which row counts are exact on this machine (`row_probe.find_row_order` measures it).
 
 Legend: T rows, I input features, O output features, V vocabulary.
@@ -12,13 +10,15 @@ Legend: T rows, I input features, O output features, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from eyas.layers.row_order import RowOrder
+from eyas.native.products import packed_weight
 from eyas.ops.gate import Activation, gate
 
 if TYPE_CHECKING:
@@ -28,24 +28,34 @@ HEAD_BLOCK_BYTES = 128 << 20
 """The largest block in which a float32 head is packed; it limits the memory that packing needs."""
 
 
-def pack_weight(weight_OI: torch.Tensor) -> torch.Tensor | None:
-    """Return `weight_OI` in oneDNN's blocked layout, or None if this build or processor has none."""
+PackedProduct = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Takes x [T, I] and a bias [O] or None; returns [T, O]."""
+
+
+def pack_weight(weight_OI: torch.Tensor) -> PackedProduct | None:
+    """Return the product with a weight that is packed for this CPU; None if nothing here packs it.
+
+    float32: by our own code where it can be compiled, in one order for any number of rows. Else in
+    oneDNN's blocked layout, whose kernels keep their order over more row counts than `F.linear` does.
+    """
+    packed = packed_weight(weight_OI)
+    if packed is not None:
+        return packed
     if weight_OI.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return None
     try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, 2)
-        probe_TI = torch.zeros(2, weight_OI.shape[1], dtype=weight_OI.dtype)
-        packed_linear(probe_TI, packed, None)
+        blocked = torch.ops.mkldnn._reorder_linear_weight(weight_OI, 2)
+        product = partial(_blocked_linear, blocked)
+        product(torch.zeros(2, weight_OI.shape[1], dtype=weight_OI.dtype), None)
     except (RuntimeError, AttributeError, NotImplementedError):
         return None
-    return cast(torch.Tensor, packed)
+    return product
 
 
-def packed_linear(
-    x_TI: torch.Tensor, packed: torch.Tensor, bias_O: torch.Tensor | None
+def _blocked_linear(
+    blocked: torch.Tensor, x_TI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return `F.linear` of x with a weight from `pack_weight`."""
-    return torch.ops.mkldnn._linear_pointwise.default(x_TI, packed, bias_O, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise.default(x_TI, blocked, bias_O, "none", [], "")
 
 
 class Linear:
@@ -72,7 +82,7 @@ class Linear:
         self._products = order.products
         self._weight_OI = torch.empty(out_features, in_features, dtype=dtype, device=device)
         self._bias_O = torch.empty(out_features, dtype=dtype, device=device) if bias else None
-        self._packed: torch.Tensor | None = None
+        self._packed: PackedProduct | None = None
         self._plans: dict[Role, GemmPlan] = {}
         if self._products is not None:
             from eyas.layers import apply
@@ -105,7 +115,7 @@ class Linear:
         if self._bucket is not None and x_TI.shape[0] > self._bucket:
             return torch.cat([self(rows) for rows in x_TI.split(self._bucket)])
         if self._packed is not None:
-            return packed_linear(x_TI, self._packed, self._bias_O)
+            return self._packed(x_TI, self._bias_O)
         variant = self._variant(len(x_TI), "plain")
         if variant is None:
             return F.linear(x_TI, self._weight_OI, self._bias_O)
@@ -167,7 +177,7 @@ class LogitsHead:
             )
             for start in range(0, vocab_size, block_rows)
         ]
-        self._is_packed = [False] * len(self._blocks)
+        self._packed: list[PackedProduct | None] = [None] * len(self._blocks)
         self._is_float32 = weight_dtype == torch.float32
         self._plan: GemmPlan | None = None
         if order.products is not None:
@@ -185,10 +195,9 @@ class LogitsHead:
     def seal(self) -> None:
         assert not self._is_sealed, "seal() is called once"
         for index, block_VI in enumerate(self._blocks):
-            packed = pack_weight(block_VI)
-            if packed is not None:
-                self._blocks[index] = packed
-                self._is_packed[index] = True
+            self._packed[index] = pack_weight(block_VI)
+            if self._packed[index] is not None:
+                self._blocks[index] = torch.empty(0)
         self._is_sealed = True
 
     def __call__(self, x_TI: torch.Tensor, out_TV: torch.Tensor | None = None) -> torch.Tensor:
@@ -205,14 +214,16 @@ class LogitsHead:
 
     def _run(self, x_TI: torch.Tensor) -> torch.Tensor:
         columns = [
-            self._product(x_TI, block, is_packed)
-            for block, is_packed in zip(self._blocks, self._is_packed, strict=True)
+            self._product(x_TI, block, packed)
+            for block, packed in zip(self._blocks, self._packed, strict=True)
         ]
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
-    def _product(self, x_TI: torch.Tensor, block: torch.Tensor, is_packed: bool) -> torch.Tensor:
-        if is_packed:
-            return packed_linear(x_TI, block, None)
+    def _product(
+        self, x_TI: torch.Tensor, block: torch.Tensor, packed: PackedProduct | None
+    ) -> torch.Tensor:
+        if packed is not None:
+            return packed(x_TI, None)
         if self._is_float32:
             return F.linear(x_TI, block)
         return torch.mm(x_TI, block.t(), out_dtype=torch.float32)

@@ -15,6 +15,7 @@ import torch
 
 from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.row_order import RowOrder, RowOrderReport
+from eyas.native.products import is_available
 
 CPU = torch.device("cpu")
 MINIMUMS = (2, 8)
@@ -33,12 +34,17 @@ def find_row_order(
     *,
     heads: Sequence[tuple[int, int]] = (),
 ) -> RowOrderReport:
-    """Try row counts on every (out, in) of `shapes`, and on logits heads of the shapes `heads`.
+    """Find a rule for every (out, in) of `shapes`, and for logits heads of the shapes `heads`.
+
+    Products that this package compiles have one order for any number of rows, so nothing is padded.
+    Otherwise row counts are tried.
 
     max_rows: of the largest forward pass, padding included. Returns the first rule that held: all
     rows in one product from 2 or from 8 rows on, else BUCKET rows at a time. If neither holds, the
     report is not exact and names the shape that differed.
     """
+    if is_available(dtype, CPU):
+        return RowOrderReport(RowOrder(), True, "products have one order for any number of rows")
     least = MINIMUMS[0]
     max_rows = RowOrder(least, is_stepped=True).pad(max_rows)
     failures: list[tuple[int, str]] = []

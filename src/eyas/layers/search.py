@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from eyas.kernels.tiles import FLOAT32_TILES, FOLDED_TILES, GROUPED_TILES, TILES
-from eyas.layers.autotune_cache import AutotuneCache, cache_folder
+from eyas.layers.autotune_cache import AutotuneCache
 from eyas.layers.gemm_variants import (
     BUCKETS,
     FOLDED_BEYOND,
@@ -36,6 +36,7 @@ from eyas.layers.gemm_variants import (
     buckets_up_to,
     candidates,
 )
+from eyas.user_cache import cache_folder
 
 log = logging.getLogger(__name__)
 

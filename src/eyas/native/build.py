@@ -1,0 +1,128 @@
+"""Compile a C file of this package with the machine's compiler, once, and load it.
+
+Promises: the library is compiled for this processor and stored in the user's cache folder, by a hash of
+its source, flags and processor. A folder or file that others may write to is not used: the library is
+then compiled for this process alone. No failure is an error: the reason is returned.
+Does not know: what the code does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas.user_cache import cache_folder
+
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-std=c11", "-O3", "-march=native", "-shared", "-fPIC", "-fopenmp")
+"""The name of the OpenMP library is that of the one which torch has loaded, so there is one only."""
+TIMEOUT_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A loaded library, or the reason why there is none."""
+
+    library: ctypes.CDLL | None
+    reason: str
+
+
+def build(source: Path) -> Built:
+    """Load the library of a C file, compiled unless the user's cache folder has it."""
+    if os.name != "posix":
+        return Built(None, "C is not compiled on this system")
+    folder = cache_folder() / "native"
+    path = folder / f"{source.stem}-{_fingerprint(source)}.so"
+    try:
+        if _is_private(folder) and path.exists() and _is_private(path):
+            return Built(ctypes.CDLL(str(path)), f"from {path}")
+    except OSError:
+        pass  # an incomplete or foreign file: it is compiled again
+    compiler = next((found for name in COMPILERS if (found := _find(name))), None)
+    if compiler is None:
+        return Built(None, f"no C compiler ({', '.join(COMPILERS)}) is installed")
+    try:
+        return _compile(compiler, source, path)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Built(None, f"{compiler} failed: {_first_line(error)}")
+
+
+def _compile(compiler: str, source: Path, path: Path) -> Built:
+    """Compile to a private folder, load the result, and move it into the cache if possible."""
+    with tempfile.TemporaryDirectory(prefix="eyas-native-") as scratch:
+        fresh = Path(scratch) / path.name
+        subprocess.run(
+            [compiler, *FLAGS, "-o", str(fresh), str(source.resolve())],
+            cwd=scratch,
+            check=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=TIMEOUT_SECONDS,
+        )
+        library = ctypes.CDLL(str(fresh))
+        try:
+            _store(fresh, path)
+        except OSError:
+            return Built(library, f"compiled by {compiler}, for this process alone")
+    return Built(library, f"compiled by {compiler}")
+
+
+def _store(fresh: Path, path: Path) -> None:
+    """Put a file under its final name in one step. OSError: the folder cannot be used."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_private(path.parent):
+        raise OSError(f"others may write to {path.parent}")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(fresh.read_bytes())
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _find(name: str) -> str | None:
+    """Return the absolute path of a program; None for one that a relative entry of PATH leads to."""
+    found = shutil.which(name)
+    return found if found is not None and Path(found).is_absolute() else None
+
+
+def _is_private(path: Path) -> bool:
+    """Whether `path` is the user's own and nobody else may write to it."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _fingerprint(source: Path) -> str:
+    digest = hashlib.sha256(source.read_bytes())
+    digest.update("\n".join((*FLAGS, platform.platform(), _processor())).encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Return what names the processor's instructions: a cache folder may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    names = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(names)}))
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error)
+    if isinstance(error, subprocess.CalledProcessError) and error.stderr:
+        text = error.stderr.decode(errors="replace")
+    return text.strip().partition("\n")[0][:200]

@@ -1,0 +1,132 @@
+"""Products of float32 rows on a CPU: one order of additions for any number of rows.
+
+Promises: an element of a product is one chain of fused multiply-adds over ascending columns, so its
+bits depend on its row and the weights alone. Weights whose values bfloat16 holds exactly take half the
+memory and give the same bits.
+Does not know: layers.
+
+Legend: T rows, I input features, O output features.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas.native.build import build
+
+BLOCK = 1 << 20
+"""Numbers of a weight that are packed at once; it limits the memory that packing needs."""
+log = logging.getLogger(__name__)
+_SIZE = ctypes.c_ssize_t
+_ARGUMENTS = (
+    *(ctypes.c_void_p, _SIZE, _SIZE, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p),
+    *(_SIZE, _SIZE, ctypes.c_void_p, ctypes.c_int),
+)
+
+
+class PackedWeight:
+    """A weight [O, I] in panels of outputs.
+
+    weight_OI: float32, on a CPU; it is copied. library: the compiled `products.c`.
+    """
+
+    def __init__(self, weight_OI: torch.Tensor, library: ctypes.CDLL) -> None:
+        assert weight_OI.dtype == torch.float32 and weight_OI.device.type == "cpu"
+        num_out, num_in = weight_OI.shape
+        self.shape = (num_out, num_in)
+        self._run = library.eyas_product
+        panel = int(library.eyas_panel())
+        rows = panel * max(1, BLOCK // (panel * max(1, num_in)))
+        blocks = [weight_OI[start : start + rows] for start in range(0, num_out, rows)]
+        self._is_half = all(torch.equal(block.bfloat16().float(), block) for block in blocks)
+        dtype = torch.bfloat16 if self._is_half else torch.float32
+        self._panels = torch.zeros((-(-num_out // panel), num_in, panel), dtype=dtype)
+        for start, block in zip(range(0, num_out, rows), blocks, strict=True):
+            first, whole = start // panel, len(block) // panel
+            self._panels[first : first + whole].copy_(
+                block[: whole * panel].view(whole, panel, num_in).transpose(1, 2)
+            )
+            if len(block) % panel:
+                rest = block[whole * panel :]
+                self._panels[first + whole, :, : len(rest)].copy_(rest.T)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weight."""
+        return self._panels.nbytes
+
+    def __call__(self, x_TI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x @ weight.T + bias, float32 [T, O]. x_TI: float32; bias_O: float32, contiguous."""
+        num_out, num_in = self.shape
+        assert x_TI.dtype == torch.float32 and x_TI.shape[1] == num_in
+        if x_TI.stride(1) != 1:
+            x_TI = x_TI.contiguous()
+        num_rows = len(x_TI)
+        out_TO = torch.empty((num_rows, num_out))
+        self._run(
+            x_TI.data_ptr(),
+            x_TI.stride(0),
+            num_rows,
+            self._panels.data_ptr(),
+            self._is_half,
+            None if bias_O is None else bias_O.data_ptr(),
+            num_out,
+            num_in,
+            out_TO.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out_TO
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the compiled library; None, with a log line, where there is none or it miscalculates."""
+    built = build(Path(__file__).with_name("products.c"))
+    if built.library is None:
+        log.info("float32 products by torch: %s", built.reason)
+        return None
+    built.library.eyas_panel.restype = _SIZE
+    built.library.eyas_panel.argtypes = ()
+    built.library.eyas_product.restype = None
+    built.library.eyas_product.argtypes = _ARGUMENTS
+    if not _is_right(built.library):
+        log.warning("float32 products by torch: the compiled ones are wrong (%s)", built.reason)
+        return None
+    log.debug("float32 products by compiled code, %s", built.reason)
+    return built.library
+
+
+def _is_right(compiled: ctypes.CDLL) -> bool:
+    """Whether small products agree with torch's, and have the same bits in calls of other sizes."""
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    x_TI, weight_OI, bias_O = random(53, 37), random(101, 37), random(101)
+    for weight in (weight_OI, weight_OI.bfloat16().float()):
+        product = PackedWeight(weight, compiled)
+        whole_TO = product(x_TI, bias_O)
+        if not torch.allclose(whole_TO, x_TI @ weight.T + bias_O, rtol=1e-4, atol=1e-4):
+            return False
+        for count in range(1, 9):
+            if not torch.equal(product(x_TI[count:][:count], bias_O), whole_TO[count:][:count]):
+                return False
+    return True
+
+
+def is_available(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products of this type run by compiled code on this device."""
+    return dtype == torch.float32 and device.type == "cpu" and library() is not None
+
+
+def packed_weight(weight_OI: torch.Tensor) -> PackedWeight | None:
+    """Return the packed weight, or None where products of its type or device are torch's."""
+    compiled: Any = library() if is_available(weight_OI.dtype, weight_OI.device) else None
+    return None if compiled is None else PackedWeight(weight_OI, compiled)

@@ -1,0 +1,171 @@
+"""Products by compiled code: right, with the same bits in any call, and optional."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.native import build as build_module
+from eyas.native import products
+from eyas.native.build import Built, build
+from eyas.native.products import PackedWeight, library, packed_weight
+
+SOURCE = Path(products.__file__).with_name("products.c")
+needs_compiler = pytest.mark.skipif(
+    library() is None, reason="there is no C compiler, or the processor has no vectors"
+)
+
+
+def packed(weight_OI: torch.Tensor) -> PackedWeight:
+    product = packed_weight(weight_OI)
+    assert product is not None
+    return product
+
+
+@needs_compiler
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (15, 7), (64, 33), (100, 50), (257, 1100), (70, 2049)], ids=str
+)
+def test_products_agree_with_float64_and_each_row_with_itself(
+    shape: tuple[int, int], half: bool
+) -> None:
+    num_out, num_in = shape
+    weight_OI, bias_O = torch.randn(num_out, num_in), torch.randn(num_out)
+    if half:
+        weight_OI = weight_OI.bfloat16().float()
+    x_TI = torch.randn(101, num_in)
+    product = packed(weight_OI)
+    whole_TO = product(x_TI, bias_O)
+    expected = x_TI.double() @ weight_OI.double().T + bias_O.double()
+    torch.testing.assert_close(whole_TO.double(), expected, rtol=1e-5, atol=1e-5 * num_in**0.5)
+    for first, count in (
+        (0, 1),
+        (100, 1),
+        (3, 2),
+        (7, 3),
+        (9, 4),
+        (2, 5),
+        (50, 6),
+        (1, 49),
+        (5, 96),
+    ):
+        rows = slice(first, first + count)
+        assert torch.equal(product(x_TI[rows], bias_O), whole_TO[rows]), (first, count)
+    assert torch.equal(product(x_TI, None) + bias_O, whole_TO)
+
+
+@needs_compiler
+def test_weights_of_a_16_bit_checkpoint_take_half_the_memory_and_keep_their_bits() -> None:
+    weight_OI = torch.randn(96, 40).bfloat16().float()
+    weight_OI[0, :4] = torch.tensor([0.0, -0.0, 1e-39, 3e38]).bfloat16().float()
+    halves = packed(weight_OI)
+    assert halves.nbytes == 96 * 40 * 2
+    exact = weight_OI.clone()
+    exact[5, 5] = 1 + 2**-20  # one value that bfloat16 has not
+    wide = packed(exact)
+    assert wide.nbytes == 96 * 40 * 4
+    x_TI = torch.randn(9, 40)
+    others = [row for row in range(96) if row != 5]
+    assert torch.equal(halves(x_TI)[:, others], wide(x_TI)[:, others])
+
+
+@needs_compiler
+def test_rows_may_stand_apart_and_may_be_none() -> None:
+    product = packed(torch.randn(40, 24))
+    wide_TX = torch.randn(11, 60)
+    assert torch.equal(product(wide_TX[:, 7:31]), product(wide_TX[:, 7:31].contiguous()))
+    assert torch.equal(product(wide_TX[:, ::2][:, :24]), product(wide_TX[:, :48:2].contiguous()))
+    assert product(wide_TX[:0, :24]).shape == (0, 40)
+
+
+@needs_compiler
+def test_infinities_and_nans_stay_in_their_rows() -> None:
+    product = packed(torch.randn(40, 24))
+    x_TI = torch.randn(8, 24)
+    clean = product(x_TI)
+    x_TI[3, 3], x_TI[5, 0] = float("inf"), float("nan")
+    found = product(x_TI)
+    others = [0, 1, 2, 4, 6, 7]
+    assert torch.equal(found[others], clean[others])
+    assert not found[3].isfinite().any() and found[5].isnan().all()
+
+
+@needs_compiler
+def test_threads_change_no_bit() -> None:
+    product = packed(torch.randn(700, 130))
+    x_TI = torch.randn(33, 130)
+    alone = product(x_TI)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(product(x_TI), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "eyas" / "native"
+
+
+@needs_compiler
+def test_a_library_is_compiled_once(cache: Path) -> None:
+    first, second = build(SOURCE), build(SOURCE)
+    assert first.library is not None and first.reason.startswith("compiled by")
+    assert second.library is not None and str(cache) in second.reason
+    assert [file.suffix for file in cache.iterdir()] == [".so"]
+
+
+@needs_compiler
+def test_what_others_could_have_written_is_not_loaded(cache: Path) -> None:
+    build(SOURCE)
+    (file,) = cache.iterdir()
+    file.chmod(0o666)
+    assert build(SOURCE).reason.startswith("compiled by")
+    assert file.stat().st_mode & 0o022 == 0, "it was replaced"
+    cache.chmod(0o777)
+    assert build(SOURCE).reason.endswith("for this process alone")
+
+
+@needs_compiler
+def test_a_damaged_file_is_replaced(cache: Path) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    name = f"products-{build_module._fingerprint(SOURCE)}.so"
+    (cache / name).write_bytes(b"not a library")
+    assert build(SOURCE).reason.startswith("compiled by")
+    assert str(cache) in build(SOURCE).reason
+
+
+def test_without_a_compiler_torch_does_the_work(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", ".")
+    assert build(SOURCE) == Built(None, "no C compiler (cc, gcc, clang) is installed")
+    with caplog.at_level(logging.INFO, logger="eyas"):
+        assert library.__wrapped__() is None
+    assert "float32 products by torch: no C compiler" in caplog.text
+
+
+@needs_compiler
+def test_code_that_does_not_compile_is_no_error(cache: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.c"
+    broken.write_text("#error no vectors\n")
+    built = build(broken)
+    assert built.library is None and "no vectors" in built.reason
+
+
+@needs_compiler
+def test_code_that_miscalculates_is_not_used(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = tmp_path / "wrong.c"
+    wrong.write_text(SOURCE.read_text().replace("sum + bias[first + c]", "sum"))
+    built = build(wrong)
+    assert built.library is not None
+    monkeypatch.setattr(products, "build", lambda source: built)
+    assert library.__wrapped__() is None
