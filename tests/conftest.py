@@ -19,6 +19,9 @@ import httpx
 import pytest
 import torch
 from httpx._transports import default as _transports
+from hypothesis import settings
+
+from tests.thorough import PROFILE
 
 # The default timeout of httpx is five seconds; answers may take longer on a busy machine.
 _PATIENCE = inspect.signature(httpx.get).parameters["timeout"].default
@@ -34,6 +37,25 @@ if not torch.cuda.is_available():
         from tests.interpreter import make_quick
 
         make_quick()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--thorough", action="store_true", help="run all cases of the laws (make laws)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile(PROFILE)
+    if config.getoption("thorough"):
+        settings.load_profile(PROFILE)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("thorough"):
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -80,6 +102,17 @@ def _row_orders_are_measured_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(build, "find_row_order", find_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _passes_are_timed_once() -> Iterator[None]:
+    """Time each number of rows once instead of four times where an engine with a paced drafter is
+    built: what is measured chooses the shape of drafts and no token."""
+    from eyas.draft import costs
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(costs, "REPEATS", 1)
         yield
 
 

@@ -312,9 +312,15 @@ def test_raw_continues_a_text() -> None:
 
 
 @pytest.fixture(scope="module")
-def whole_demo() -> dict[str, Any]:
-    """What the demo tells machines, from outside."""
-    return json.loads(succeeded(installed("demo", "--json")))
+def short_demo() -> dict[str, Any]:
+    """What the demo tells machines; of the answers that are free, two alone and the copy."""
+    from eyas.cli import demo
+
+    tasks = demo.free_tasks()
+    tasks = [*tasks[:2], *(each for each in tasks[2:] if each.task.title.startswith("copy"))]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(demo, "free_tasks", lambda: tasks)
+        return json.loads(ok("demo", "--json", "--threads", "1"))
 
 
 @pytest.fixture
@@ -326,10 +332,10 @@ def few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "free_tasks", lambda: free_tasks()[:2])
 
 
-def test_demo_shows_identical_tokens(whole_demo: dict[str, Any]) -> None:
-    result = whole_demo
+def test_demo_shows_identical_tokens(short_demo: dict[str, Any]) -> None:
+    result = short_demo
     assert result["identical"] is True
-    assert len(result["tasks"]) >= 8
+    assert len(result["tasks"]) == 6
     assert all(task["identical"] and task["answer"] for task in result["tasks"])
     names = ("plain", "head+forced", "ngram")
     plain, head, ngram = (result["contestants"][name] for name in names)
@@ -341,8 +347,8 @@ def test_demo_shows_identical_tokens(whole_demo: dict[str, Any]) -> None:
     assert copy["contestants"]["ngram"]["steps"] < 0.3 * copy["num_tokens"]
 
 
-def test_demo_holds_answers_to_their_forms(whole_demo: dict[str, Any]) -> None:
-    pattern, schema, call = (task for task in whole_demo["tasks"] if task["form"])
+def test_demo_holds_answers_to_their_forms(short_demo: dict[str, Any]) -> None:
+    pattern, schema, call = (task for task in short_demo["tasks"] if task["form"])
     assert pattern["content"] in ("Paris", "Amsterdam")
     assert schema["reasoning"]
     assert list(json.loads(schema["content"])) == ["family_name", "years_of_age"]

@@ -121,14 +121,24 @@ def requests(name: str) -> list[Request]:
     made = []
     for i in range(5):
         prompt = walk_text(97, 12, [0, 1]) + walk_text(100 + i, 1 + 9 * i, [0, 0, 1])
-        params = SamplingParams(temperature=0.7 * (i % 2), seed=i, max_tokens=24, ignore_eos=True)
+        params = SamplingParams(temperature=0.7 * (i % 2), seed=i, max_tokens=16, ignore_eos=True)
         made.append(Request(id=f"{name}{i}", prompt_token_ids=prompt, params=params))
     return made
 
 
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("topk", [1, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "topk", "setting"),
+    [
+        pytest.param(
+            *(kind, topk, setting),
+            id=f"{kind}-{topk}-{name}",
+            marks=[] if topk == 1 + 2 * (turn % 2) else pytest.mark.thorough,
+        )
+        for kind in KINDS
+        for turn, (name, setting) in enumerate(SETTINGS.items())
+        for topk in (1, 3)
+    ],
+)
 def test_a_head_in_the_engine_is_the_head_on_the_whole_text(
     kind: str, topk: int, setting: Setting
 ) -> None:
@@ -138,7 +148,7 @@ def test_a_head_in_the_engine_is_the_head_on_the_whole_text(
     run(engine, requests("a"))
     run(engine, requests("b"))
     assert engine.metrics.num_failed_steps == 0
-    assert compared.num_compared > 60
+    assert compared.num_compared > 40
     assert compared.worst < 1e-5
     if setting is SETTINGS["tight"]:
         assert engine.stats().num_preemptions > 0
@@ -154,7 +164,7 @@ def test_rows_left_out_while_nobody_drafted_are_made_up_for(kind: str, setting: 
     for name in ("a", "b", "c"):
         run(engine, requests(name))
     assert engine.metrics.num_failed_steps == 0
-    assert compared.num_compared > 40
+    assert compared.num_compared > 25
     assert compared.worst < 1e-5
 
 

@@ -113,9 +113,14 @@ def test_a_cpu_is_checked_with_few_rows() -> None:
     assert runner.most_rows <= 72 and runner.num_forwards < 25
 
 
-@pytest.mark.parametrize("num_slots", [40, 64, 300, 1000])
-@pytest.mark.parametrize("max_rows", [None, 16, 80, 4096])
-@pytest.mark.parametrize("max_length", [12, 100, 2048])
+@pytest.mark.parametrize(
+    ("num_slots", "max_rows", "max_length"),
+    [
+        *[(40, None, 12), (40, 16, 2048), (40, 80, 100), (64, None, 100), (64, 4096, 12)],
+        *[(300, 16, 100), (300, 80, 12), (300, 4096, 2048)],
+        *[(1000, None, 2048), (1000, 16, 12), (1000, 80, 2048), (1000, 4096, 100)],
+    ],
+)
 def test_small_caches_and_small_steps_are_checked_as_far_as_they_go(
     num_slots: int, max_rows: int | None, max_length: int
 ) -> None:

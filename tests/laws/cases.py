@@ -351,6 +351,8 @@ def requests(draw: st.DrawFn, *, most: int = 5) -> tuple[Request, ...]:
         if draw(st.sampled_from([False, False, False, True])):
             output = toy(draw(st.sampled_from(TOYS)))
         params = draw(sampling_params())
+        least = min(params.min_tokens, MAX_LENGTH - len(prompt))  # more than fits is refused
+        params = msgspec.structs.replace(params, min_tokens=least)
         if output is not None:  # the grammar says where the text ends
             params = msgspec.structs.replace(params, ignore_eos=False)
         salt = draw(st.sampled_from(["", "", "", "other"]))

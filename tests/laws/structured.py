@@ -32,7 +32,7 @@ DRAFTING = {
 BACKENDS = ("llguidance", "xgrammar")
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=12)
 def engine(
     drafter: str, backend: str = "llguidance", flights: int = 0, max_num_seqs: int = 6
 ) -> LLM:

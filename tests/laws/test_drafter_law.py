@@ -31,9 +31,11 @@ from tests.laws.cases import (
     walk_text,
 )
 from tests.laws.world import EOS, STOP_ID, Answers, Setting, dtypes
+from tests.thorough import drawn, only_thorough
 
-NUM_DRAWN = 152
+NUM_DRAWN = drawn(40, 152)
 """Cases of each of the two types below."""
+ENDINGS = {"length", "stop (eos)", *drawn((), ("stop (string)", "stop (id)"))}
 
 THOROUGH = settings(
     max_examples=NUM_DRAWN,
@@ -65,7 +67,7 @@ def test_no_drafter_changes_anything(
     assert tally.refused_below_accepted >= 0.3 * tally.cases, tally
     assert tally.preempted >= 0.1 * tally.cases, tally
     assert tally.hits >= 0.2 * tally.cases, tally
-    assert {"length", "stop (string)", "stop (id)", "stop (eos)"} <= tally.endings.keys()
+    assert tally.endings.keys() >= ENDINGS
 
 
 def grid_requests() -> tuple[Request, ...]:
@@ -81,7 +83,7 @@ def grid_requests() -> tuple[Request, ...]:
         presence_penalty=0.1,
         logit_bias={101: 1.0, EOS: 0.5},
         min_tokens=4,
-        max_tokens=30,
+        max_tokens=18,
         stop=("er a", "abcab"),
         stop_token_ids=(STOP_ID,),
         n=2,
@@ -89,8 +91,8 @@ def grid_requests() -> tuple[Request, ...]:
         logprobs=2,
         prompt_logprobs=1,
     )
-    greedy = SamplingParams(temperature=0, max_tokens=40, logprobs=0, seed=3)
-    warm = SamplingParams(temperature=1.3, max_tokens=30, seed=5)
+    greedy = SamplingParams(temperature=0, max_tokens=24, logprobs=0, seed=3)
+    warm = SamplingParams(temperature=1.3, max_tokens=18, seed=5)
     spec = toy("modular 5")
     return (
         Request(id="everything", prompt_token_ids=prompt, params=everything),
@@ -126,7 +128,7 @@ def _grid_answers() -> tuple[Answers, Known]:
     return root_answers(_grid_case("root", 0))
 
 
-@pytest.mark.parametrize("flights", [0, 1])
+@pytest.mark.parametrize("flights", [*only_thorough(0), 1])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_drafter_leaves_a_batch_of_everything_alone(drafter: str, flights: int) -> None:
     case = _grid_case(drafter, flights)
@@ -141,15 +143,14 @@ def test_every_drafter_leaves_a_batch_of_everything_alone(drafter: str, flights:
 
 def test_the_root_drafter_agrees_with_itself_in_every_setting() -> None:
     tally = Tally()
-    for flights in (0, 1):
-        for max_batch_tokens in (16, 128):
-            setting = Setting(
-                num_slots=MAX_LENGTH + 12,
-                max_model_len=MAX_LENGTH,
-                flights=flights,
-                max_batch_tokens=max_batch_tokens,
-            )
-            case = Case("root", 1, grid_requests(), (0, 0, 1, 1, 1, 1, 1), setting)
-            assert_obeys(case, tally)
-            assert_obeys(replace(case, setting=replace(setting, num_slots=2048)), tally)
-    assert tally.preempted >= 2 and tally.hits >= 2
+    for flights, max_batch_tokens in ((0, 128), (1, 16)):
+        setting = Setting(
+            num_slots=MAX_LENGTH + 12,
+            max_model_len=MAX_LENGTH,
+            flights=flights,
+            max_batch_tokens=max_batch_tokens,
+        )
+        case = Case("root", 1, grid_requests(), (0, 0, 1, 1, 1, 1, 1), setting)
+        assert_obeys(case, tally)
+        assert_obeys(replace(case, setting=replace(setting, num_slots=2048)), tally)
+    assert tally.preempted >= 1 and tally.hits >= 1

@@ -24,6 +24,7 @@ from eyas.llm import LLM
 from eyas.schemas import prepare
 from tests.gaps import is_bounded
 from tests.laws import structured
+from tests.thorough import drawn, only_thorough
 
 PROMPTS = (
     "Extract name and age as JSON: Maria Silva is 34 years old and lives in Porto.",
@@ -130,13 +131,18 @@ LAWS = (
 )
 
 
+NUM_PROMPTS = drawn(1, len(PROMPTS))
+"""The prompts of each law and temperature; one by one they all have their turn."""
+
+
 def requests() -> Iterator[tuple[Request, Law]]:
-    """Every law with every prompt, four times."""
+    """Every law at every temperature, with `NUM_PROMPTS` prompts."""
     llm = engine("root")
     for number, law in enumerate(LAWS):
-        for place, prompt in enumerate(PROMPTS):
-            ids = llm.encode_chat([{"role": "user", "content": prompt}])
+        for place in range(NUM_PROMPTS):
             for turn, temperature in enumerate((0.0, 0.7, 1.0, 1.5)):
+                prompt = PROMPTS[(number + turn + place) % len(PROMPTS)]
+                ids = llm.encode_chat([{"role": "user", "content": prompt}])
                 params = SamplingParams(
                     temperature=temperature,
                     top_p=0.9 if turn == 1 else 1.0,
@@ -201,22 +207,23 @@ def test_texts_are_of_their_grammar(plain: dict[str, dict[str, Any]]) -> None:
         for token in ids:
             state = state.after(token)
             assert state is not None, f"{request.id}: an illegal prefix was streamed"
-    assert len(plain) >= 200 and ended >= 0.6 * len(plain)
+    assert len(plain) == 4 * NUM_PROMPTS * len(LAWS) and ended >= 0.6 * len(plain)
 
 
-@pytest.mark.parametrize("flights", [0, 1])
-@pytest.mark.parametrize("drafter", ["auto", "blend", "tree", "forced"])
+@pytest.mark.parametrize(
+    ("drafter", "flights"),
+    [
+        *[("auto", 1), ("blend", 0), ("tree", 1), ("forced", 1)],
+        *only_thorough(("auto", 0), ("blend", 1), ("tree", 0), ("forced", 0)),
+    ],
+)
 def test_drafted_answers_are_plain_ones(
     plain: dict[str, dict[str, Any]], drafter: str, flights: int
 ) -> None:
     llm = engine(drafter, flights=flights)
     before = llm.engine.stats()
-    asked = [request for request, _ in requests()]
-    if flights:  # a third of them shows it
-        asked = asked[::3]
-    answers = run(llm, asked)
-    kept = {request.id: plain[request.id] for request in asked}
-    assert seen(answers) == seen(kept)
+    answers = run(llm, [request for request, _ in requests()])
+    assert seen(answers) == seen(plain)
     after = llm.engine.stats()
     assert after.num_accepted_tokens > before.num_accepted_tokens
     assert any(len(a["pieces"]) < len(a["ids"]) for a in answers.values())
@@ -225,7 +232,7 @@ def test_drafted_answers_are_plain_ones(
 def test_giving_way_changes_nothing(plain: dict[str, dict[str, Any]]) -> None:
     """With room for one and a half sequences the younger ones are thrown out again and again."""
     llm = engine("blend")
-    asked = [request for request, _ in requests()][::4]
+    asked = [request for request, _ in requests()][:: 2 + NUM_PROMPTS]
     cache, hidden = llm.engine.cache, []
     lease = cache.admit([1], 8)
     hidden = cache.reserve(lease, max(0, cache.num_available - 260))
@@ -288,26 +295,32 @@ DRAWN = st.recursive(SCALARS, _deeper, max_leaves=6)
 
 
 @settings(
-    max_examples=40,
+    max_examples=drawn(2, 5),
     deadline=None,
     database=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-@given(schema=DRAWN, temperature=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 99))
-def test_drawn_schemas(schema: dict[str, Any], temperature: float, seed: int) -> None:
-    law = of_schema(schema)
-    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=MAX_TOKENS)
+@given(data=st.data())
+def test_drawn_schemas(data: st.DataObject) -> None:
+    """Eight schemas an example, which run together; each has a temperature and a seed."""
+    asked: dict[str, tuple[Law, float, int]] = {}
+    for name in "abcdefgh":
+        law = of_schema(data.draw(DRAWN))
+        asked[name] = law, data.draw(st.sampled_from([0.0, 1.0])), data.draw(st.integers(0, 99))
     answers = []
     for drafter in ("root", "blend"):
         llm = engine(drafter)
-        ids = llm.encode_chat([{"role": "user", "content": PROMPTS[seed % len(PROMPTS)]}])
-        spec = OutputSpec(root=law.node)
-        answers.append(
-            run(llm, [Request(id="drawn", prompt_token_ids=ids, params=params, output=spec)])
-        )
+        requests = []
+        for name, (law, temperature, seed) in asked.items():
+            params = SamplingParams(temperature=temperature, seed=seed, max_tokens=MAX_TOKENS)
+            ids = llm.encode_chat([{"role": "user", "content": PROMPTS[seed % len(PROMPTS)]}])
+            spec = OutputSpec(root=law.node)
+            requests.append(Request(id=name, prompt_token_ids=ids, params=params, output=spec))
+        answers.append(run(llm, requests))
     assert seen(answers[0]) == seen(answers[1])
-    reason, _, error = answers[0]["drawn"]["end"]
-    assert error is None
-    if reason == "stop":
-        assert law.holds(answers[0]["drawn"]["text"])
+    for name, (law, _, _) in asked.items():
+        reason, _, error = answers[0][name]["end"]
+        assert error is None
+        if reason == "stop":
+            assert law.holds(answers[0][name]["text"])

@@ -17,8 +17,10 @@ from tests.laws.test_batch_law import LENGTH, many_requests
 from tests.laws.test_drafter_law import THOROUGH, grid_requests
 from tests.laws.world import LAYERS, Answers, Setting, dtypes, new_engine, run
 from tests.models.tiny import tokens
+from tests.thorough import drawn
 
-NUM_DRAWN = 8
+NUM_DRAWN = drawn(4, 8)
+QUICK = ("mtp tree", "oracle tree", "random trees")
 DRAFTERS = ("mtp chain", "mtp tree", "oracle tree", "random trees", "ngram", "adversary")
 
 
@@ -59,7 +61,7 @@ def test_drafters_leave_a_batch_of_everything_alone(setting: Setting) -> None:
     tight = replace(setting, num_slots=LENGTH + 40, max_batch_tokens=24, flights=1)
     case = Case("root", 5, asked, (0, 0, 2, 3, 3, 4, 4), tight, rounds=2)
     expected, known = root_answers(case)
-    for drafter in DRAFTERS:
+    for drafter in drawn(QUICK, DRAFTERS):
         tally = Tally()
         for answers in run_case(replace(case, drafter=drafter), known, tally):
             assert_same(answers, expected)

@@ -14,6 +14,7 @@ from eyas.config import CacheConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.core import SamplingParams
 from eyas.llm import LLM
 from eyas.outputs import GenerationOutput
+from tests.thorough import drawn, only_thorough
 
 QUESTIONS = (
     "Write the numbers from 0 to 27.",
@@ -56,7 +57,7 @@ def ask(llm: LLM) -> list[GenerationOutput]:
             temperature=temperature,
             top_p=0.95 if i % 3 == 0 else 1.0,
             frequency_penalty=0.2 if i % 3 == 1 else 0.0,
-            max_tokens=48,
+            max_tokens=drawn(28, 48),
             seed=5 + i,
             logprobs=1,
             n=2 if i == 1 else 1,
@@ -72,7 +73,7 @@ def plain() -> list[GenerationOutput]:
     return ask(make(DraftConfig(drafter="root")))
 
 
-@pytest.mark.parametrize("flights", [0, 1])
+@pytest.mark.parametrize("flights", [*only_thorough(0), 1])
 @pytest.mark.parametrize("name", DRAFTING)
 def test_the_trained_head_changes_nothing_and_finds_much(name: str, flights: int) -> None:
     llm = make(DRAFTING[name], flights)

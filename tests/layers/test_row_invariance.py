@@ -16,6 +16,7 @@ from eyas.layers.rope import RopeSpec, RopeTable
 from eyas.layers.row_probe import find_row_order
 from eyas.ops.gate import Activation, gate
 from eyas.ops.rotate_and_store import rotate
+from tests.thorough import drawn
 
 NUM_ROWS = 300
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def random(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
 def assert_rows_are_independent(
     operation: Callable[[torch.Tensor], torch.Tensor],
     x: torch.Tensor,
-    counts: range | list[int],
+    counts: list[int],
     minimum: int = 2,
 ) -> None:
     """Each row of `x` gives the same bits in calls of `minimum` rows and in calls of any count."""
@@ -50,18 +51,20 @@ def assert_rows_are_independent(
         assert torch.equal(found, expected[offset : offset + count]), f"differs at {count} rows"
 
 
-ALL_COUNTS = range(2, NUM_ROWS + 1)
 SOME_COUNTS = [2, 3, 5, 8, 9, 15, 16, 17, 31, 33, 47, 64, 65, 95, 127, 128, 200, 255, 299, 300]
+MANY_COUNTS = drawn([*range(2, 50), *SOME_COUNTS], [*range(2, NUM_ROWS + 1)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", [704, 100, 1001])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_swiglu"])
+@pytest.mark.parametrize(
+    ("activation", "size"),
+    [("silu", 704), ("silu", 1001), ("gelu_tanh", 100), ("clamped_swiglu", 1001)],
+)
 def test_the_gated_activation_is_row_invariant(
     threads: int, activation: Activation, size: int, dtype: torch.dtype
 ) -> None:
     x = random(NUM_ROWS, 2 * size, dtype=dtype, scale=3)
-    assert_rows_are_independent(lambda rows: gate(rows, activation), x, ALL_COUNTS)
+    assert_rows_are_independent(lambda rows: gate(rows, activation), x, MANY_COUNTS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -69,7 +72,7 @@ def test_the_gated_activation_is_row_invariant(
 def test_the_norm_is_row_invariant(threads: int, size: int, dtype: torch.dtype) -> None:
     norm = RMSNorm(size, 1e-6, dtype=dtype, device=CPU)
     norm.parameter().copy_(random(size, dtype=torch.float32))
-    assert_rows_are_independent(norm, random(NUM_ROWS, size, dtype=dtype), ALL_COUNTS)
+    assert_rows_are_independent(norm, random(NUM_ROWS, size, dtype=dtype), MANY_COUNTS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -83,7 +86,7 @@ def test_the_rotation_is_row_invariant(threads: int, head_dim: int, dtype: torch
         angles = table.at(rows[:, -1].long()).rows()
         return rotate(rows[:, :-1].unflatten(1, (8, head_dim)), *angles)
 
-    assert_rows_are_independent(operation, x, ALL_COUNTS)
+    assert_rows_are_independent(operation, x, MANY_COUNTS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

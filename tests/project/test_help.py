@@ -3,6 +3,7 @@ writes it anew)."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -62,17 +63,35 @@ HEAVY = (
 """What takes tenths of seconds to import, and help needs none of."""
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_imports_nothing_heavy(name: str) -> None:
-    imported = assert_light(run(*COMMANDS[name], "--help"))
-    of_bench = [module for module in imported if module.startswith("eyas_bench.")]
-    assert bool(of_bench) == name.startswith("bench")
+ALL_HELP = """
+import json, sys
+from eyas.cli import main
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["eyas", *arguments, "--help"]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+"""
+
+
+@pytest.mark.parametrize("is_bench", [False, True])
+def test_help_imports_nothing_heavy(is_bench: bool) -> None:
+    """All commands in one process, and those of the benches in another."""
+    asked = [words for name, words in COMMANDS.items() if name.startswith("bench") == is_bench]
+    done = run_python("-c", ALL_HELP, json.dumps(asked))
+    assert done.stdout.count("Usage: ") == len(asked)
+    of_bench = [module for module in assert_light(done) if module.startswith("eyas_bench.")]
+    assert bool(of_bench) == is_bench
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    eyas = Path(sys.executable).with_name("eyas")
+    return run_python(str(Path(sys.executable).with_name("eyas")), *arguments, **environment)
+
+
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-X", "importtime", str(eyas), *arguments],
+        [sys.executable, "-X", "importtime", *arguments],
         env={**ENVIRONMENT, **environment},
         capture_output=True,
         text=True,

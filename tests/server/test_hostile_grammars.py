@@ -396,7 +396,7 @@ def measure(
 
 
 def test_neighbours_are_undisturbed(live_url: str):
-    report, clients = measure(live_url, num_rounds=1, size=60)
+    report, clients = measure(live_url, num_rounds=1, size=24)
     assert not report.problems, str(report)
     for client in clients:
         assert len(client.texts) >= 2 and len(set(client.texts)) == 1, str(report)

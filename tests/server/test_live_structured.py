@@ -54,29 +54,31 @@ def test_the_client_parses_what_it_asked_for(live_api: openai.OpenAI, settings: 
         assert final.choices[0].message.content == answer.message.content
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize(
-    ("fields", "pattern"),
-    [
-        ({"regex": "(Paris|Amsterdam)"}, "Paris|Amsterdam"),
-        ({"guided_choice": ["yes", "no, never"]}, "yes|no, never"),
-        ({"ebnf": 'root ::= ("a" | "b") [0-9]{2}'}, "[ab][0-9]{2}"),
-        ({"ebnf": 'start: "x" /[a-c]{2,4}/'}, "x[a-c]{2,4}"),
-        ({"structured_outputs": {"regex": "[A-Z][a-z]{2,5}"}}, "[A-Z][a-z]{2,5}"),
-        (
-            {
-                "structural_tag": {
-                    "format": {
-                        "type": "tag",
-                        "begin": "<n>",
-                        "content": {"type": "regex", "pattern": "[0-9]{1,3}"},
-                        "end": "</n>",
-                    }
+LANGUAGES: list[tuple[dict[str, Any], str]] = [
+    ({"regex": "(Paris|Amsterdam)"}, "Paris|Amsterdam"),
+    ({"guided_choice": ["yes", "no, never"]}, "yes|no, never"),
+    ({"ebnf": 'root ::= ("a" | "b") [0-9]{2}'}, "[ab][0-9]{2}"),
+    ({"ebnf": 'start: "x" /[a-c]{2,4}/'}, "x[a-c]{2,4}"),
+    ({"structured_outputs": {"regex": "[A-Z][a-z]{2,5}"}}, "[A-Z][a-z]{2,5}"),
+    (
+        {
+            "structural_tag": {
+                "format": {
+                    "type": "tag",
+                    "begin": "<n>",
+                    "content": {"type": "regex", "pattern": "[0-9]{1,3}"},
+                    "end": "</n>",
                 }
-            },
-            "<n>[0-9]{1,3}</n>",
-        ),
-    ],
+            }
+        },
+        "<n>[0-9]{1,3}</n>",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern", "settings"),
+    [(*each, SETTINGS[turn % len(SETTINGS)]) for turn, each in enumerate(LANGUAGES)],
 )
 def test_answers_are_of_the_language(
     live_url: str, fields: dict[str, Any], pattern: str, settings: dict[str, Any]
