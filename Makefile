@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 TRITON := "triton==3.6.0; sys_platform == 'linux'"
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test test-capped check format gpu memcheck bench docs audit sbom release
+.PHONY: help setup demo test test-capped clients check format gpu memcheck bench docs audit sbom release
 
 help:
-	@echo "make demo | test | test-capped | check | format | bench | docs | gpu | memcheck | audit | sbom | release | setup"
+	@echo "make demo | test | test-capped | clients | check | format | bench | docs | gpu | memcheck | audit | sbom | release | setup"
 
 setup: $(STAMP)
 
@@ -43,6 +43,10 @@ test-capped: $(STAMP)
 	fi; \
 	set -x; ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not slow" $(CAPPED)
+
+# Other projects' clients against a live server, each in an environment of its own; or CLIENTS="openai ...".
+clients: $(STAMP)
+	$(BIN)/python tools/run_clients.py $(CLIENTS)
 
 check: $(STAMP)
 	$(BIN)/ruff check

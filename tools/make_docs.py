@@ -1,7 +1,7 @@
 """Write the generated tables of README.md and docs/*.md.
 
 Measured tables come from benchmarks/results/*.json, those of docs/peers.md from the tables of the
-command line, and that of error codes from `eyas.server.codes`.
+command line, that of error codes from `eyas.server.codes`, and that of clients from their locks.
 
 `python tools/make_docs.py` replaces the text between `<!-- table:NAME -->` and `<!-- end -->`;
 `--check` changes nothing and fails if a table is out of date.
@@ -29,12 +29,16 @@ from device_tables import (
 )
 from eyas.server.codes import Code
 from peers_tables import accepted_table, options_table, refused_table
+from run_clients import versions_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("results.md", "facts.md", "peers.md", "errors.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("results.md", "facts.md", "peers.md", "errors.md", "serving.md")
+    ),
 )
 HEADS = ("head_tree_greedy", "head_tree_sampled", "head_chain_greedy", "head_chain_sampled")
 """The results in the table of heads."""
@@ -557,7 +561,7 @@ def filled(text: str, made: dict[str, str]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Rewrite the pages, or check them."""
-    made = {**tables(read_results()), "errors": errors_table()}
+    made = {**tables(read_results()), "errors": errors_table(), "clients": versions_table()}
     stale = []
     for page in PAGES:
         before = page.read_text(encoding="utf-8")

@@ -297,7 +297,7 @@ class DraftCounts(msgspec.Struct, kw_only=True):
 
 class Usage(msgspec.Struct, kw_only=True):
     """Counts of one choice so far. num_accepted_tokens does not include the last token of each step,
-    which is not drafted."""
+    which is not drafted. queue_seconds: how long it waited for its first seat in the running batch."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -306,6 +306,7 @@ class Usage(msgspec.Struct, kw_only=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_preemptions: int = 0
+    queue_seconds: float = 0.0
     drafts: DraftCounts = msgspec.field(default_factory=DraftCounts)
 
 

@@ -41,8 +41,8 @@ class OneLineFormatter(logging.Formatter):
 
 class JsonFormatter(logging.Formatter):
     """Formats a record as one line with a JSON object: time (UTC), level, logger and message;
-    request_id if the event is about one request of a client; exception with the text of a
-    traceback."""
+    request_id if the event is about one request of a client; what the record has in `fields`, a
+    dict; exception with the text of a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -54,6 +54,7 @@ class JsonFormatter(logging.Formatter):
         request_id = getattr(record, "request_id", None)
         if request_id is not None:
             entry["request_id"] = request_id
+        entry |= getattr(record, "fields", {})
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=True, default=str)

@@ -45,6 +45,20 @@ class GrammarStats(msgspec.Struct, kw_only=True):
     can_compile: bool = True
 
 
+class NodeCounts(msgspec.Struct, kw_only=True):
+    """Counts of the nodes of draft trees, by the drafter that proposed them and by depth: entry i of a
+    list counts nodes i + 1 levels below the root.
+
+    proposed: all, those that a grammar refused included. accepted: the model chose them. illegal: a
+    grammar refused them, or a node above them. The model chose another token in the place of the
+    others, or of a node above them.
+    """
+
+    proposed: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    accepted: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    illegal: dict[str, list[int]] = msgspec.field(default_factory=dict)
+
+
 class EngineStats(msgspec.Struct, kw_only=True):
     """Counts since the engine started, and gauges (`GAUGES`) of this moment.
 
@@ -66,6 +80,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_accepted_tokens: int = 0
     num_failed_steps: int = 0
     drafts: DraftCounts = msgspec.field(default_factory=DraftCounts)
+    nodes: NodeCounts = msgspec.field(default_factory=NodeCounts)
     grammar: GrammarStats = msgspec.field(default_factory=GrammarStats)
 
 
@@ -85,7 +100,8 @@ def added(earlier: Any, later: Any) -> Any:
             sums = {name: added(getattr(earlier, name), getattr(later, name)) for name in names}
             return msgspec.structs.replace(later, **sums)
         case dict():
-            return {key: earlier.get(key, 0) + later.get(key, 0) for key in {**earlier, **later}}
+            both = {key: added(earlier[key], later[key]) for key in earlier.keys() & later.keys()}
+            return {**earlier, **later, **both}
         case list():
             return [sum(pair) for pair in zip_longest(earlier, later, fillvalue=0)]
         case _:

@@ -420,6 +420,15 @@ def test_forced_tokens_are_accepted_and_change_nothing(kind: str, flights: int) 
         assert drafts.drafted_by_source["forced"] > 0
         if kind == "lane":
             assert drafts.accepted_by_source["forced"] > 10
+        nodes = engine.metrics.nodes
+        accepted = {source: sum(depths) for source, depths in nodes.accepted.items()}
+        assert accepted == drafts.accepted_by_source
+        proposed, illegal = (
+            sum(map(sum, each.values())) for each in (nodes.proposed, nodes.illegal)
+        )
+        assert proposed - illegal == engine.metrics.num_draft_tokens
+        assert 0 <= illegal <= engine.metrics.grammar.num_pruned
+        assert illegal or isinstance(inner, RootDrafter), "random nodes are refused"
 
 
 def test_a_step_out_of_time_has_the_roots_branches_and_no_others() -> None:

@@ -18,7 +18,7 @@ from eyas.server.launch import new_server
 from eyas.server.options import ServerOptions
 from eyas.server.service import Service
 from eyas.text import Detokenizer, Tokenizer
-from eyas.wire import EngineStats, GrammarStats
+from eyas.wire import EngineStats, GrammarStats, NodeCounts
 from tests.server.engine_info import engine_info
 from tests.text import small_tokenizers as small
 
@@ -31,6 +31,12 @@ DRAFTS = DraftCounts(
     drafted_by_source={"ngram": 5, "head": 10},
     accepted_by_source={"head": 5},
     endings={"leaf": 1, "target": 2, "stop": 1},
+)
+
+NODES = NodeCounts(
+    proposed={"ngram": [3, 2, 1], "head": [6, 4]},
+    accepted={"head": [3, 2]},
+    illegal={"ngram": [0, 1, 1]},
 )
 
 
@@ -73,6 +79,7 @@ class FakeClient:
                 num_draft_tokens=15,
                 num_accepted_tokens=5,
                 drafts=DRAFTS,
+                nodes=NODES,
                 grammar=GrammarStats(
                     num_compiled=3,
                     num_hits=2,
@@ -158,6 +165,7 @@ class FakeClient:
                 num_steps=6,
                 num_draft_tokens=15,
                 num_accepted_tokens=5,
+                queue_seconds=0.25,
                 drafts=DRAFTS,
             ),
             seed=params.seed,

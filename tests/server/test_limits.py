@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -251,6 +252,17 @@ def test_metrics_tell_what_became_of_drafts(http: httpx.Client):
         ]
         assert [line.split()[-1] for line in found] == [f"{value:.1f}"], name
     assert not any('position="3"' in line for line in lines)
+    nodes = [line for line in lines if line.startswith("eyas_spec_decode_nodes_total{")]
+    assert len(nodes) == (3 + 2) * 3
+    for source, position, outcome, value in (
+        ("head", 1, "accepted", 2.0),
+        ("head", 1, "rejected", 2.0),
+        ("head", 1, "grammar", 0.0),
+        ("ngram", 1, "rejected", 1.0),
+        ("ngram", 2, "grammar", 1.0),
+    ):
+        labels = f'outcome="{outcome}",position="{position}",source="{source}"'
+        assert f'eyas_spec_decode_nodes_total{{model_name="tiny",{labels}}} {value}' in nodes
 
 
 def test_metrics_tell_what_output_grammars_cost(http: httpx.Client, fake: FakeClient):
@@ -270,8 +282,8 @@ def test_metrics_tell_what_output_grammars_cost(http: httpx.Client, fake: FakeCl
 def test_labels_of_metrics_stay_few():
     from eyas.core import DraftCounts
     from eyas.server.client import EngineHealth
-    from eyas.server.metrics import Metrics
-    from eyas.wire import EngineStats
+    from eyas.server.metrics import MAX_DEPTHS, MAX_NAMES, Metrics
+    from eyas.wire import EngineStats, NodeCounts
 
     drafts = DraftCounts(
         num_drafts=1,
@@ -279,11 +291,13 @@ def test_labels_of_metrics_stay_few():
         drafted_by_source={f"source{i:03}": 1 for i in range(500)},
         endings={f"reason{i:03}": 2 for i in range(500)},
     )
-    stats = EngineStats(drafts=drafts)
+    nodes = NodeCounts(proposed={f"source{i:03}": [1] * 500 for i in range(500)})
+    stats = EngineStats(drafts=drafts, nodes=nodes)
     text = Metrics(lambda: EngineHealth(state="ready", stats=stats), "tiny").render("")[0].decode()
     for name in ("num_draft_tokens_per_pos", "num_draft_tokens_by_source", "draft_endings"):
         assert 2 < text.count(f"eyas_spec_decode_{name}_total{{") <= 64
     assert 'draft_endings_total{model_name="tiny",reason="other"} 968.0' in text
+    assert text.count("eyas_spec_decode_nodes_total{") == MAX_NAMES * MAX_DEPTHS * 3
 
 
 def test_the_log_tells_the_lengths_that_were_accepted():
@@ -303,19 +317,73 @@ def test_a_finished_request_leaves_one_line_without_content(
 ):
     caplog.set_level("INFO", logger="eyas.server")
     http.post(CHAT, json=BODY, headers={"x-request-id": "mine"})
-    lines = [record.getMessage() for record in caplog.records if "mine" in record.getMessage()]
-    assert len(lines) == 1
-    assert "stop" in lines[0] and "capital" not in lines[0]
+    assert until(lambda: "(mine)" in caplog.text), "it is written after the answer's last byte"
+    found = [record for record in caplog.records if "(mine)" in record.getMessage()]
+    assert len(found) == 1 and "capital" not in found[0].getMessage()
+    num_prompt, num_output = (
+        len(tokens)
+        for tokens in (fake.requests[-1].prompt_token_ids, fake.tokenizer.encode_text(ANSWER))
+    )
+    shape = re.compile(
+        r"chatcmpl-\w+ \(mine\) POST /v1/chat/completions 200: stop, "
+        rf"prompt {num_prompt} tokens \(1 cached\), output {num_output} tokens \(5 drafted\), "
+        r"queued 0\.250 s, first after \d\.\d+ s, whole \d\.\d+ s"
+    )
+    assert shape.fullmatch(found[0].getMessage())
+    fields = found[0].fields
+    assert fields.pop("answer_id").startswith("chatcmpl-")
+    assert 0 < fields.pop("first_token_seconds") <= fields.pop("total_seconds")
+    assert fields == {
+        "method": "POST",
+        "route": "/v1/chat/completions",
+        "status": 200,
+        "model": "tiny",
+        "finish_reasons": ["stop"],
+        "prompt_tokens": num_prompt,
+        "cached_tokens": 1,
+        "completion_tokens": num_output,
+        "draft_tokens": 15,
+        "accepted_tokens": 5,
+        "queue_seconds": 0.25,
+    }
+
+
+def test_a_request_that_is_refused_before_the_engine_leaves_a_line_with_the_code(
+    server: LiveServer, http: httpx.Client, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", logger="eyas.server")
+    for path, body in (
+        (CHAT, {"messages": 5}),
+        (CHAT, {**BODY, "model": "a secret"}),
+        ("/v1/a-secret", {}),
+        ("/tokenize", {"prompt": "a secret"}),
+    ):
+        http.post(path, json=body, headers={"x-request-id": "mine"})
+    http.post(CHAT, json=BODY, headers={"x-request-id": "mine", "host": "a-secret.example"})
+    http.get("/v1/models", headers={"x-request-id": "mine"})
+    assert until(lambda: caplog.text.count("(mine)") >= 5)
+    lines = [record.getMessage() for record in caplog.records if "(mine)" in record.getMessage()]
+    assert [line.rpartition(", whole")[0] for line in lines] == [
+        f"- (mine) POST {CHAT} 400: invalid_type",
+        f"- (mine) POST {CHAT} 404: model_not_found",
+        "- (mine) POST (no such route) 404: route_not_found",
+        "- (mine) POST /tokenize 200: done",
+        "- (mine) POST (no such route) 403: host_not_allowed",
+    ]
+    assert "secret" not in "".join(lines)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("failure", "word"),
+    ("failure", "words"),
     [
-        (GrammarError("regex: unclosed group", "invalid", param="regex"), "refused"),
-        (EngineOverloaded(), "refused"),
-        (EngineUnavailable(), "unavailable"),
-        (RuntimeError("a bug of ours"), "failed"),
+        (
+            GrammarError("regex: unclosed group", "invalid", param="regex"),
+            "400: refused, grammar_invalid",
+        ),
+        (EngineOverloaded(), "429: refused, queue_full"),
+        (EngineUnavailable(), "503: unavailable, engine_busy"),
+        (RuntimeError("a bug of ours"), "500: failed, internal_error"),
     ],
 )
 def test_the_log_tells_who_was_refused_or_failed_from_who_has_left(
@@ -323,14 +391,15 @@ def test_the_log_tells_who_was_refused_or_failed_from_who_has_left(
     fake: FakeClient,
     caplog: pytest.LogCaptureFixture,
     failure: Exception,
-    word: str,
+    words: str,
     stream: bool,
 ):
     caplog.set_level("INFO", logger="eyas.server")
     fake.failure = failure
     http.post(CHAT, json={**BODY, "stream": stream}, headers={"x-request-id": "mine"})
-    lines = [record.getMessage() for record in caplog.records if "(mine)" in record.getMessage()]
-    assert len(lines) == 1 and f": {word}, prompt" in lines[0]
+    assert until(lambda: "(mine)" in caplog.text)
+    lines = [record.getMessage() for record in caplog.records if "(mine) " in record.getMessage()]
+    assert len(lines) == 1 and f" {words}, prompt" in lines[0]
 
 
 def test_the_log_tells_of_a_stream_that_fails_on_its_way(

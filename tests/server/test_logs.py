@@ -53,7 +53,8 @@ def test_the_level_alone_is_coloured_and_no_message_can_colour():
 
 
 def test_a_json_line_is_one_object():
-    line = JsonFormatter().format(record("a %s", "b\r\n\u2028", request_id="mine"))
+    fields = {"status": 200}
+    line = JsonFormatter().format(record("a %s", "b\r\n\u2028", request_id="mine", fields=fields))
     assert "\n" not in line and line.isascii()
     written = json.loads(line)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", written.pop("time"))
@@ -62,6 +63,7 @@ def test_a_json_line_is_one_object():
         "logger": "eyas.server",
         "message": "a b\r\n\u2028",
         "request_id": "mine",
+        "status": 200,
     }
     try:
         raise ValueError("x\ny")
@@ -82,7 +84,9 @@ def test_a_server_that_logs_json_logs_nothing_else(directory: Path):
         assert server.process.wait(SECONDS) == 0
     lines = [json.loads(line) for line in server.log]
     assert {"eyas.server", "eyas.engine"} <= {line["logger"] for line in lines}
-    assert [line["message"].split()[0][:8] for line in lines if line.get("request_id") == "mine"]
+    (mine,) = [line for line in lines if line.get("request_id") == "mine"]
+    assert (mine["route"], mine["status"]) == ("/v1/chat/completions", 200)
+    assert (mine["finish_reasons"], mine["completion_tokens"]) == (["length"], 3)
     failed = [line for line in lines if "exception" in line]
     assert failed and "RuntimeError" in failed[0]["exception"]
     assert not any("a secret word" in line for line in server.log)

@@ -88,7 +88,8 @@ def test_a_peers_names_stand_beside_ours_with_our_values(directory: Path, names:
     with live_server(FakeClient(directory), metrics_names=names) as server:
         httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=60)
         found = {f.name: f for f in read_open(scraped(server.url, OPEN).text)}
-    for ours, theirs in ALIASES[names].items():
+    pairs = [(ours, theirs) for ours, names in ALIASES[names].items() for theirs in names]
+    for ours, theirs in pairs:
         mine, other = found[f"eyas_{ours}"], found[theirs]
         assert mine.type == other.type
         assert [(s.name.removeprefix(theirs), s.labels, s.value) for s in other.samples] == [
@@ -108,6 +109,9 @@ def test_dashboards_of_peers_find_what_they_ask_for(directory: Path):
             'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny",position="1"} 2.0',
             'vllm:request_success_total{finished_reason="length",model_name="tiny"} 1.0',
             'vllm:time_to_first_token_seconds_count{model_name="tiny"} 1.0',
+            'vllm:request_queue_time_seconds_sum{model_name="tiny"} 0.25',
+            'vllm:request_prefill_time_seconds_count{model_name="tiny"} 1.0',
+            'vllm:request_decode_time_seconds_count{model_name="tiny"} 1.0',
         ],
         "sglang": [
             'sglang:num_running_reqs{model_name="tiny"} 0.0',

@@ -234,6 +234,7 @@ def test_counts_of_two_engines_are_one_and_gauges_are_the_later_ones():
             num_steps=5 * scale,
             num_output_tokens=7 * scale,
             drafts=DraftCounts(num_drafts=scale, accepted_by_depth=[scale] * scale),
+            nodes=wire.NodeCounts(accepted={f"s{scale}": [scale], "both": [scale] * scale}),
             grammar=wire.GrammarStats(
                 num_compiled=scale,
                 num_refused={f"f{scale}": scale},
@@ -246,6 +247,7 @@ def test_counts_of_two_engines_are_one_and_gauges_are_the_later_ones():
     assert (both.num_running, both.num_slots) == (2, 10)
     assert (both.num_steps, both.num_output_tokens) == (15, 21)
     assert both.drafts.num_drafts == 3 and both.drafts.accepted_by_depth == [3, 2]
+    assert both.nodes.accepted == {"s1": [1], "s2": [2], "both": [3, 2]}
     assert both.grammar.num_compiled == 3 and both.grammar.num_cached == 2
     assert both.grammar.num_refused == {"f1": 1, "f2": 2} and both.grammar.mask_seconds == 1.0
     assert wire.added(wire.EngineStats(), stats(2)) == stats(2)

@@ -42,6 +42,7 @@ OPTION_OF_SETTING = {
     "api_keys": "--api-key",
     "port": "--port",
     "log_level": "--log-level",
+    "otlp_traces_endpoint": "--otlp-traces-endpoint",
     "max_queued": "--max-waiting",
     "max_body_bytes": "--max-body-bytes",
     "drain_seconds": "--drain-timeout",

@@ -246,6 +246,16 @@ def serve(
             rich_help_panel=SERVER_PANEL,
         ),
     ] = MetricsNames.eyas,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp-traces-endpoint",
+            metavar="<url>",
+            help="OpenTelemetry collector that gets a span of each request, without its content: OTLP "
+            "over HTTP, such as http://localhost:4318. Needs the extra 'otel'.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = None,
     resources: ResourceOptions,
     max_waiting: Annotated[
         int,
@@ -264,7 +274,7 @@ def serve(
     """Serve a model over an OpenAI-compatible API."""
     from eyas.dialect import check_parsers
     from eyas.server.launch import serve as run_server
-    from eyas.server.options import MAX_RESTARTS, ServerOptions
+    from eyas.server.options import MAX_RESTARTS, ServerOptions, traces_endpoint
     from eyas.server.origins import checked_host, checked_origin
 
     parsed: ParsedLine = context.meta[META]
@@ -295,6 +305,9 @@ def serve(
     without_cache = settings.pop("no_prefix_cache")
     engine = collect_error(lambda: engine_config(**settings, prefix_cache=not without_cache))
     template = collect_error(lambda: _template_text(chat_template))
+    endpoint = None
+    if otlp_traces_endpoint is not None:
+        endpoint = collect_error(lambda: traces_endpoint(otlp_traces_endpoint))
     collect_error(lambda: check_parsers(reasoning_parser, None))
     collect_error(lambda: check_parsers(None, tool_call_parser))
     line = translated(context, translation.settings, set(map(option_of_error, errors)))
@@ -332,6 +345,7 @@ def serve(
         notes=tuple(notes),
         log_format=log_format.value,
         metrics_names=metrics_names.value,
+        otlp_traces_endpoint=endpoint,
         allow_no_key=allow_no_key,
         start_wait_seconds=start_wait,
     )

@@ -12,7 +12,7 @@ import logging
 
 from eyas.cache import CacheManager
 from eyas.core import Delta, FinishReason, TokenLogprob
-from eyas.engine.draft_results import DraftResult, count_draft, describe_draft
+from eyas.engine.draft_results import DraftResult, count_draft, count_nodes, describe_draft
 from eyas.engine.flight import Flight, Landed, Outcome
 from eyas.engine.masks import FAILED, advance
 from eyas.engine.metrics import Metrics
@@ -83,7 +83,7 @@ class Committer:
                 try:
                     self._commit_context(sequence, span, landed.prompt_logprobs.get(i))
                     if outcome is not None:
-                        delta = self._commit_outcome(sequence, outcome, draft)
+                        delta = self._commit_outcome(sequence, flight, outcome, draft)
                 except Exception:
                     log.exception("a request's output could not be handled; it ends")
                     delta = self.end(sequence, "error", error=BROKEN)
@@ -145,7 +145,7 @@ class Committer:
         self._publish_prompt(sequence)
 
     def _commit_outcome(
-        self, sequence: Sequence, outcome: Outcome, draft: DraftResult | None
+        self, sequence: Sequence, flight: Flight, outcome: Outcome, draft: DraftResult | None
     ) -> Delta | None:
         """Append the chosen tokens to a sequence, up to its first stop.
 
@@ -166,6 +166,7 @@ class Committer:
         usage.num_accepted_tokens += num_accepted
         usage.num_output_tokens += len(taken)
         self._metrics.count_step(num_drafted, num_accepted, len(taken))
+        count_nodes(self._metrics.nodes, flight, outcome, num_accepted)
         if draft is not None:
             if shown.finish_reason is not None:
                 draft.ending = "stop"

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from eyas.core import DraftCounts
+from eyas.engine.branches import depths_of
 from eyas.engine.flight import Flight, Outcome
+from eyas.wire import NodeCounts
 
 
 @dataclass(slots=True)
@@ -33,10 +35,8 @@ def describe_draft(flight: Flight, outcome: Outcome) -> DraftResult | None:
     if parents is None:
         depth, below = size - 1, [last + 1] if last + 1 < size else []
     else:
-        depths = [0] * size
-        for node in range(1, size):
-            depths[node] = depths[parents[node]] + 1
-        depth, below = max(depths), [node for node in range(1, size) if parents[node] == last]
+        depth = max(depths_of(parents[:size]))
+        below = [node for node in range(1, size) if parents[node] == last]
     drafted: Mapping[str, int]
     if outcome.sources is None:
         drafted = {names[0]: size - 1}
@@ -70,3 +70,34 @@ def count_draft(counts: DraftCounts, draft: DraftResult, num_accepted: int) -> N
     for name in draft.accepted[:num_accepted]:
         counts.accepted_by_source[name] = counts.accepted_by_source.get(name, 0) + 1
     counts.endings[draft.ending] = counts.endings.get(draft.ending, 0) + 1
+
+
+def count_nodes(counts: NodeCounts, flight: Flight, outcome: Outcome, num_accepted: int) -> None:
+    """Add the nodes of one sequence's tree, of which the first `num_accepted` on the walk were used,
+    and those that a grammar had refused before the forward pass."""
+    if outcome.count < 1 or flight.drafter is None:
+        return
+    names, size = flight.drafter.sources, outcome.size
+    refusals = None if flight.masks is None else flight.masks.refusals
+    if refusals is not None and refusals.left_out:
+        for source, depth in refusals.left_out[outcome.b]:
+            _add(counts.proposed, names[source], depth)
+            _add(counts.illegal, names[source], depth)
+    if size < 2:
+        return
+    depths = range(size) if outcome.parents is None else depths_of(outcome.parents[:size])
+    sources = [0] * size if outcome.sources is None else outcome.sources
+    for node in range(1, size):
+        _add(counts.proposed, names[sources[node]], depths[node])
+    for node in outcome.nodes[1 : num_accepted + 1]:
+        _add(counts.accepted, names[sources[node]], depths[node])
+    if refusals is not None:
+        for node in refusals.illegal[outcome.b]:
+            _add(counts.illegal, names[sources[node]], depths[node])
+
+
+def _add(counts: dict[str, list[int]], name: str, depth: int) -> None:
+    by_depth = counts.setdefault(name, [])
+    if len(by_depth) < depth:
+        by_depth += [0] * (depth - len(by_depth))
+    by_depth[depth - 1] += 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from eyas.core import DraftTree
+from eyas.engine.branches import depths_of
 
 
 @dataclass(slots=True)
@@ -21,12 +22,15 @@ class Refusals:
     """What grammars refused. num_nodes: number of refused nodes, with those below them.
 
     below: for each sequence the nodes with a refused child; illegal: the refused nodes. Both number the
-    nodes of the tree that is verified, which may be without the refused ones.
+    nodes of the tree that is verified, which may be without the refused ones. left_out: of each
+    sequence the source and the depth of the refused nodes that are not in that tree; empty if it has
+    all of them.
     """
 
     num_nodes: int = 0
     below: list[set[int]] = field(default_factory=list)
     illegal: list[set[int]] = field(default_factory=list)
+    left_out: list[list[tuple[int, int]]] = field(default_factory=list)
 
 
 def refused(
@@ -61,7 +65,24 @@ def without(
         kept.append([node for node in range(size) if node not in illegal])
         below.append({kept[-1].index(node) for node in above})
     nothing: list[set[int]] = [set() for _ in sizes]
-    return _kept(tree, tokens, parents, kept), Refusals(refusals.num_nodes, below, nothing)
+    left_out = _left_out(refusals, tree, parents)
+    return _kept(tree, tokens, parents, kept), Refusals(
+        refusals.num_nodes, below, nothing, left_out
+    )
+
+
+def _left_out(
+    refusals: Refusals, tree: DraftTree, parents: Sequence[Sequence[int]]
+) -> list[list[tuple[int, int]]]:
+    """Return the source and the depth of the refused nodes of each sequence."""
+    sources = [[0] * tree.width] * len(parents)
+    if tree.source_BW is not None:
+        sources = tree.source_BW.tolist()
+    left_out = []
+    for illegal, above, source in zip(refusals.illegal, parents, sources, strict=False):
+        depths = depths_of(above) if illegal else []
+        left_out.append([(source[node], depths[node]) for node in sorted(illegal)])
+    return left_out
 
 
 def _kept(

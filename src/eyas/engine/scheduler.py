@@ -10,6 +10,7 @@ Does not know: models, how trees are grown, what tokens mean.
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -229,6 +230,7 @@ class Scheduler:
         sequence.num_planned = lease.num_stored
         if not sequence.usage.num_preemptions:
             sequence.usage.num_cached_tokens = lease.num_stored
+            sequence.usage.queue_seconds = time.perf_counter() - sequence.added_at
         insort(self.running, sequence, key=lambda s: s.order)
         return True
 

@@ -8,6 +8,7 @@ Does not know: devices, how sequences are scheduled.
 from __future__ import annotations
 
 import enum
+import time
 from dataclasses import dataclass, field
 
 from eyas.cache.manager import Lease
@@ -34,6 +35,7 @@ class Sequence:
     seat: row of the sequence table; -1 without one. num_planned: positions before the root that are
     stored, or that a flight stores. num_in_flight: flights with a span of it; num_rooted_in_flight of
     them have its root, and add at most num_in_flight_tokens tokens. failure: why it cannot continue.
+    added_at: when it was made, in seconds of `time.perf_counter`.
     """
 
     request: Request
@@ -58,6 +60,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     has_sent_prompt_logprobs: bool = False
     is_prompt_published: bool = False
+    added_at: float = field(default_factory=time.perf_counter)
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""One answer from its first delta to its last: streamed or whole, with metrics and a log line.
+"""One answer from its first delta to its last: streamed or whole, with metrics and a record of it.
 
 Promises: sends nothing before the engine has accepted the request and returned a delta, so refusals
 keep their status. When the client disconnects, the engine is told at once. Does not know: prompts.
@@ -22,7 +22,8 @@ from eyas.server import errors
 from eyas.server.client import EngineOverloaded, EngineUnavailable
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
-from eyas.server.formats import AnswerFormat, ChoiceOutput, usage_object
+from eyas.server.formats import AnswerFormat, ChoiceOutput, num_cached_tokens, usage_object
+from eyas.server.record import AnswerRecord, RequestRecord
 from eyas.server.service import Service
 from eyas.server.sse import (
     DONE_EVENT,
@@ -68,13 +69,14 @@ class Answer:
         self._last_at: dict[int, float] = {}
         self._num_tokens = 0
         self._reasons: dict[int, str] = {}
-        self._request_id = ""
+        self._request_record: RequestRecord | None = None
+        self._is_streamed = False
         self._ending = "left"
-        """What the log reports of choices without a finish reason."""
+        """What is reported of choices without a finish reason."""
 
     async def respond(self, http: HttpRequest, *, streams: bool, includes_usage: bool) -> Response:
         """Return the HTTP response. ApiError if the engine refuses the request or fails."""
-        self._request_id = http.state.request_id
+        self._request_record, self._is_streamed = http.state.record, streams
         for request in self._requests:
             request.client = self._service.client_of(http)
         if self._num_choices > self._service.options.max_queued_each:
@@ -248,8 +250,8 @@ class Answer:
             metrics.count_finished(delta.finish_reason)
 
     async def _close(self, source: AsyncGenerator[tuple[int, Delta], None]) -> None:
-        """End the answer: abort what still runs in the engine, record metrics and write the log
-        line."""
+        """End the answer: abort what still runs in the engine, observe metrics and record what became
+        of it."""
         await source.aclose()
         self._service.remove_answer(self._id)
         seconds = time.perf_counter() - self._started
@@ -263,25 +265,41 @@ class Answer:
             metrics.time_per_output_token.observe(
                 (self._started + seconds - self._first_at) / (self._num_tokens - 1)
             )
-        reasons = [
-            self._reasons.get(choice_index, self._ending)
-            for choice_index in range(self._num_choices)
-        ]
-        log.info(
-            "%s (%s): %s, prompt %d tokens, output %d tokens, first after %s, whole %.3f s",
-            self._id,
-            self._request_id,
-            " ".join(sorted(set(reasons))),
-            num_prompt,
-            self._num_tokens,
-            "never" if self._first_at is None else f"{self._first_at - self._started:.3f} s",
-            seconds,
-            extra=self._extra,
+        assert self._request_record is not None
+        answer = self._request_record.answer = self._answer_record(num_prompt)
+        if answer.queue_seconds is not None and self._first_at is not None:
+            metrics.observe_phases(
+                answer.queue_seconds,
+                self._first_at - self._started - answer.queue_seconds,
+                max(self._last_at.values()) - self._first_at,
+            )
+
+    def _answer_record(self, num_prompt_tokens: int) -> AnswerRecord:
+        """Return what is known of the answer, which has ended."""
+        output = self._requests[0].output
+        record = AnswerRecord(
+            id=self._id,
+            params=self._requests[0].params,
+            constraint=None if output is None else output.param,
+            is_streamed=self._is_streamed,
+            reasons=[self._reasons.get(i, self._ending) for i in range(self._num_choices)],
+            num_prompt_tokens=num_prompt_tokens,
+            num_output_tokens=self._num_tokens,
+            first_token_at=self._first_at,
         )
+        usages = [usage for choices in self._usages for usage in choices if usage is not None]
+        if usages:
+            record.num_cached_tokens = num_cached_tokens(self._usages)
+            record.num_draft_tokens = sum(usage.num_draft_tokens for usage in usages)
+            record.num_accepted_tokens = sum(usage.num_accepted_tokens for usage in usages)
+            record.queue_seconds = min(usage.queue_seconds for usage in usages)
+        return record
 
     @property
     def _extra(self) -> dict[str, str]:
-        return {"request_id": self._request_id}
+        return (
+            {} if self._request_record is None else {"request_id": self._request_record.request_id}
+        )
 
 
 async def _first_delta(source: AsyncIterator[tuple[int, Delta]]) -> tuple[int, Delta] | None:

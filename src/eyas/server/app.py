@@ -29,7 +29,7 @@ from eyas.server.completions import CompletionFormat, completion_requests
 from eyas.server.errors import ApiError
 from eyas.server.formats import token_text
 from eyas.server.generate import GenerateFormat, generate_requests
-from eyas.server.middleware import ServerMiddleware
+from eyas.server.middleware import ServerMiddleware, refusal
 from eyas.server.request_models import (
     ChatBody,
     CompletionBody,
@@ -45,6 +45,7 @@ from eyas.server.text_processor import TextProcessor
 from eyas.text import require_tokenizer
 
 Result = TypeVar("Result")
+Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 MAX_LARGE_BODIES = 32
 """How many bodies of the largest size may be in memory at once."""
@@ -53,7 +54,7 @@ MAX_LARGE_BODIES = 32
 def create_app(service: Service) -> ASGIApp:
     """Create the ASGI application of one server."""
     routes = _Routes(service)
-    table: list[tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]] = [
+    table: list[tuple[str, str, Handler]] = [
         ("GET", "/health", routes.health),
         ("GET", "/livez", routes.health),
         ("GET", "/ready", routes.ready),
@@ -75,7 +76,10 @@ def create_app(service: Service) -> ASGIApp:
         ("POST", "/detokenize", routes.detokenize),
     ]
     app = Starlette(
-        routes=[Route(path, handler, methods=[method]) for method, path, handler in table],
+        routes=[
+            Route(path, _with_route(path, handler), methods=[method])
+            for method, path, handler in table
+        ],
         exception_handlers={
             ApiError: _api_error,
             RequestError: _request_error,
@@ -86,6 +90,16 @@ def create_app(service: Service) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     return ServerMiddleware(app, service)
+
+
+def _with_route(path: str, handler: Handler) -> Handler:
+    """Return a handler that enters its route into the request's record."""
+
+    async def handle(http: HttpRequest) -> Response:
+        http.state.record.route = path
+        return await handler(http)
+
+    return handle
 
 
 def _json_response(value: Any) -> Response:
@@ -240,7 +254,9 @@ class _Routes:
             data = await read_body(http, options.max_body_bytes, seconds, share)
             http.state.body_size = len(data)
             body = await parse_off_event_loop(data, kind, self._service.parse_pool, client)
-            self._service.check_model(getattr(body, "model", None))
+            model = getattr(body, "model", None)
+            self._service.check_model(model)
+            http.state.record.model = model or self._service.names[0]
             if self._service.is_starting:
                 await unless_disconnected(http.receive, self._service.wait_for_start(client))
         self._service.check_open()
@@ -276,12 +292,12 @@ def _tokenize(body: TokenizeBody, processor: TextProcessor) -> list[int]:
 
 async def _api_error(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return refusal(http.scope, error)
 
 
 async def _request_error(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return ApiError.of(error).response()
+    return refusal(http.scope, ApiError.of(error))
 
 
 async def _client_disconnected(http: HttpRequest, error: Exception) -> Response:
@@ -294,14 +310,14 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
     assert error.status_code in (404, 405), error.status_code  # the router raises no others
     if error.status_code == 404:
         message = f"there is no route {http.method} {http.url.path[:200]!r}"
-        response = ApiError(Code.ROUTE_NOT_FOUND, message).response()
+        response = refusal(http.scope, ApiError(Code.ROUTE_NOT_FOUND, message))
     else:
         message = f"this route does not take {http.method[:20]}"
-        response = ApiError(Code.METHOD_NOT_ALLOWED, message).response()
+        response = refusal(http.scope, ApiError(Code.METHOD_NOT_ALLOWED, message))
     response.headers.update(error.headers or {})
     return response
 
 
 async def _internal_error(http: HttpRequest, error: Exception) -> Response:
     """Return a 500. Starlette raises the exception again, and the middleware logs it."""
-    return ApiError(Code.INTERNAL_ERROR).response()
+    return refusal(http.scope, ApiError(Code.INTERNAL_ERROR))

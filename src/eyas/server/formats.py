@@ -115,22 +115,28 @@ def usage_object(usages: list[list[Usage | None]], *, with_drafts: bool = False)
 
     with_drafts: include `draft_details`.
     """
-    num_prompt = num_cached = num_output = 0
+    num_prompt = num_output = 0
     for choices in usages:
         finished_usages = [usage for usage in choices if usage is not None]
         num_prompt += max((usage.num_prompt_tokens for usage in finished_usages), default=0)
-        num_cached += min((usage.num_cached_tokens for usage in finished_usages[:1]), default=0)
         num_output += sum(usage.num_output_tokens for usage in finished_usages)
     result: dict[str, Any] = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": num_cached},
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens(usages)},
     }
     if with_drafts:
         finished_usages = [usage for choices in usages for usage in choices if usage is not None]
         result["draft_details"] = draft_details(finished_usages)
     return result
+
+
+def num_cached_tokens(usages: list[list[Usage | None]]) -> int:
+    """Return how many tokens of the prompts were found in the cache. usages: as in `usage_object`. A
+    prompt's first choice counts: the others share what that one has stored."""
+    firsts = (next(filter(None, choices), None) for choices in usages)
+    return sum(usage.num_cached_tokens for usage in firsts if usage is not None)
 
 
 def draft_details(usages: Sequence[Usage]) -> dict[str, Any]:

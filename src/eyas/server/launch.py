@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvicorn
@@ -34,6 +35,9 @@ from eyas.server.options import ServerOptions
 from eyas.server.service import Service
 from eyas.server.socket_file import SocketFile
 from eyas.server.supervisor import EngineSupervisor
+
+if TYPE_CHECKING:
+    from eyas.server.traces import Traces
 
 log = logging.getLogger("eyas.server")
 
@@ -55,12 +59,15 @@ def serve(
 
     command: the engine process's command; by default `python -m eyas.engine.worker`.
     """
+    traces = None if options.otlp_traces_endpoint is None else _traces(options.otlp_traces_endpoint)
     logs.configure(options.log_level, options.log_format)
     for note in options.notes:
         log.info("%s", note)
     if options.uds is not None:
         with SocketFile(options.uds) as listener:
-            return asyncio.run(_serve(config, fit_to_open_files(options), listener, command))
+            return asyncio.run(
+                _serve(config, fit_to_open_files(options), listener, command, traces)
+            )
     try:
         listener = _listen(options.host, options.port)
     except OSError as error:
@@ -74,7 +81,19 @@ def serve(
             options.host,
             listener.getsockname()[1],
         )
-    return asyncio.run(_serve(config, fit_to_open_files(options), listener, command))
+    return asyncio.run(_serve(config, fit_to_open_files(options), listener, command, traces))
+
+
+def _traces(endpoint: str) -> Traces:
+    """Return what exports spans. ValueError if its libraries are not installed."""
+    try:
+        from eyas.server.traces import Traces
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"otlp_traces_endpoint: needs a library that is missing ({error.name}); install the extra: "
+            "pip install 'eyas[otel]'"
+        ) from error
+    return Traces.to_collector(endpoint)
 
 
 def is_reached_by_others(listener: socket.socket) -> bool:
@@ -156,6 +175,7 @@ async def _serve(
     options: ServerOptions,
     listener: socket.socket,
     command: Sequence[str] | None,
+    traces: Traces | None,
 ) -> int:
     client = EngineSupervisor(
         partial(
@@ -170,6 +190,8 @@ async def _serve(
         max_restarts=options.max_restarts,
     )
     service = Service(config, options, client)
+    if traces is not None:
+        service.reporters.append(traces.report)
     loop = asyncio.get_running_loop()
     status = 0
     draining: asyncio.Task[None] | None = None
@@ -219,6 +241,8 @@ async def _serve(
         await asyncio.gather(*tasks, return_exceptions=True)
         await client.close()
         service.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
     log.info("ended")
     return status
 

@@ -7,6 +7,7 @@ client is. Does not know: who reads them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice, zip_longest
 
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,6 +17,7 @@ from eyas.core import DraftCounts
 from eyas.schemas import PREPARED
 from eyas.server.client import EngineHealth, num_used_slots
 from eyas.server.metrics_format import PREFIX, AliasedCollector, MetricsNames, render_metrics
+from eyas.wire import NodeCounts
 
 MAX_DEPTHS, MAX_NAMES = 64, 16
 """Maximum number of values of a label for depths, and of a label for names."""
@@ -42,6 +44,10 @@ class _EngineCollector(Collector):
                 used / stats.num_slots if stats.num_slots else 0.0,
             ),
             "kv_cache_slots": ("Cache slots", stats.num_slots),
+            "kv_cache_prefix_slots": (
+                "Cache slots with prefixes that no running choice uses",
+                stats.num_cached_slots,
+            ),
             "grammar_cache_bytes": (
                 "Bytes of compiled grammars, those in use included",
                 stats.grammar.cache_bytes,
@@ -115,6 +121,7 @@ class _EngineCollector(Collector):
             refused.add_metric([*values, fault], count)
         yield refused
         yield from self._draft_counters(stats.drafts)
+        yield self._node_counter(stats.nodes)
 
     def _draft_counters(self, drafts: DraftCounts) -> Iterator[Metric]:
         """Yield the counters of drafts, each with one more label. Depths start at 0, as in vLLM."""
@@ -156,6 +163,26 @@ class _EngineCollector(Collector):
             for key, value in counts.items():
                 counter.add_metric([*self._labels.values(), key], value)
             yield counter
+
+    def _node_counter(self, nodes: NodeCounts) -> Metric:
+        """Return the counter of nodes by source, depth and outcome. Outcomes add up to what was
+        proposed."""
+        counter = CounterMetricFamily(
+            f"{PREFIX}spec_decode_nodes",
+            "Nodes of draft trees by source and depth: accepted, rejected by the model, or refused by "
+            "a grammar",
+            labels=[*self._labels, "source", "position", "outcome"],
+        )
+        for source in sorted(nodes.proposed)[:MAX_NAMES]:
+            columns = (nodes.proposed, nodes.accepted, nodes.illegal)
+            by_depth = zip_longest(*(each.get(source, ()) for each in columns), fillvalue=0)
+            for position, (proposed, accepted, illegal) in enumerate(islice(by_depth, MAX_DEPTHS)):
+                rejected = proposed - accepted - illegal
+                counts = {"accepted": accepted, "rejected": rejected, "grammar": illegal}
+                for outcome, count in counts.items():
+                    labels = (*self._labels.values(), source, str(position), outcome)
+                    counter.add_metric(labels, count)
+        return counter
 
 
 def _depths(counts: list[int]) -> dict[str, int]:
@@ -204,6 +231,20 @@ class Metrics:
             "Mean seconds per output token of a request",
             _SHORT_SECONDS,
         )
+        self.queue_time = histogram(
+            "request_queue_time_seconds",
+            "Seconds until the first choice of a request had a seat in the running batch",
+            _SECONDS,
+        )
+        self.prefill_time = histogram(
+            "request_prefill_time_seconds", "Seconds from that seat to the first token", _SECONDS
+        )
+        self.decode_time = histogram(
+            "request_decode_time_seconds", "Seconds from the first token to the last", _SECONDS
+        )
+        self.inference_time = histogram(
+            "request_inference_time_seconds", "Seconds from that seat to the last token", _SECONDS
+        )
         self.request_latency = histogram(
             "e2e_request_latency_seconds",
             "Seconds from the request to the end of the answer",
@@ -226,6 +267,15 @@ class Metrics:
             ["model_name", "status"],
             registry=self.registry,
         )
+
+    def observe_phases(self, queued: float, prefill: float, decode: float) -> None:
+        """Observe the seconds of the phases of one request. prefill is at least 0: the clocks of two
+        processes measure it."""
+        prefill = max(0.0, prefill)
+        self.queue_time.observe(queued)
+        self.prefill_time.observe(prefill)
+        self.decode_time.observe(decode)
+        self.inference_time.observe(prefill + decode)
 
     def count_finished(self, reason: str) -> None:
         self._finished.labels(self._model, reason).inc()

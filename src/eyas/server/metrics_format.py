@@ -6,7 +6,7 @@ or SGLang's metrics are written beside our own, with the same values. Does not k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from prometheus_client import generate_latest
@@ -27,25 +27,32 @@ num_requests_running num_requests_waiting kv_cache_usage_perc num_preemptions pr
 generation_tokens prefix_cache_queries prefix_cache_hits spec_decode_num_drafts
 spec_decode_num_draft_tokens spec_decode_num_accepted_tokens spec_decode_num_accepted_tokens_per_pos
 time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds
-e2e_request_latency_seconds request_prompt_tokens request_generation_tokens request_params_n
-request_success
+e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds
+request_decode_time_seconds request_inference_time_seconds request_prompt_tokens
+request_generation_tokens request_params_n request_success
 """.split()
-ALIASES: Mapping[MetricsNames, Mapping[str, str]] = {
+ALIASES: Mapping[MetricsNames, Mapping[str, Sequence[str]]] = {
     "eyas": {},
-    "vllm": {name: f"vllm:{name}" for name in _SAME_IN_VLLM},
+    "vllm": {
+        **{name: (f"vllm:{name}",) for name in _SAME_IN_VLLM},
+        "inter_token_latency_seconds": (
+            "vllm:inter_token_latency_seconds",
+            "vllm:time_per_output_token_seconds",  # its older name, which dashboards still have
+        ),
+    },
     "sglang": {
-        "num_requests_running": "sglang:num_running_reqs",
-        "num_requests_waiting": "sglang:num_queue_reqs",
-        "kv_cache_usage_perc": "sglang:token_usage",
-        "kv_cache_slots": "sglang:max_total_num_tokens",
-        "prompt_tokens": "sglang:prompt_tokens",
-        "generation_tokens": "sglang:generation_tokens",
-        "time_to_first_token_seconds": "sglang:time_to_first_token_seconds",
-        "inter_token_latency_seconds": "sglang:inter_token_latency_seconds",
-        "e2e_request_latency_seconds": "sglang:e2e_request_latency_seconds",
+        "num_requests_running": ("sglang:num_running_reqs",),
+        "num_requests_waiting": ("sglang:num_queue_reqs",),
+        "kv_cache_usage_perc": ("sglang:token_usage",),
+        "kv_cache_slots": ("sglang:max_total_num_tokens",),
+        "prompt_tokens": ("sglang:prompt_tokens",),
+        "generation_tokens": ("sglang:generation_tokens",),
+        "time_to_first_token_seconds": ("sglang:time_to_first_token_seconds",),
+        "inter_token_latency_seconds": ("sglang:inter_token_latency_seconds",),
+        "e2e_request_latency_seconds": ("sglang:e2e_request_latency_seconds",),
     },
 }
-"""The name that another engine has for `eyas_NAME`, by engine and NAME."""
+"""The names that another engine has for `eyas_NAME`, by engine and NAME."""
 
 
 class AliasedCollector(Collector):
@@ -70,8 +77,7 @@ class AliasedCollector(Collector):
         aliases = ALIASES[self._names]
         for metric in self._source.collect():
             yield metric
-            alias = aliases.get(metric.name.removeprefix(PREFIX))
-            if alias is not None:
+            for alias in aliases.get(metric.name.removeprefix(PREFIX), ()):
                 yield _renamed(metric, alias)
         if self._names == "sglang":
             for name, (text, value) in _ratios(self._stats()).items():

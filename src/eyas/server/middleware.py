@@ -4,7 +4,8 @@ Promises: denies by default: with keys, every route except the probes needs one;
 page's request must come from this server's or a configured origin. Answers to pages of configured
 origins, errors included, have CORS headers. Every answer has a request id. While the server drains,
 only probes and scrapes are accepted. A request counts against the limit once its body has arrived.
-Any exception becomes a 500 in OpenAI's shape and a line in the log. Does not know: routes.
+Any exception becomes a 500 in OpenAI's shape and a line in the log. A record of every request is
+reported when it has ended. Does not know: routes, who reads the records.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.origins import Origins
+from eyas.server.record import RequestRecord
 from eyas.server.service import Service
 
 log = logging.getLogger("eyas.server")
@@ -82,7 +84,8 @@ class ServerMiddleware:
             return
         headers = Headers(scope=scope)
         request_id = request_id_of(headers)
-        scope.setdefault("state", {})["request_id"] = request_id
+        record = RequestRecord(request_id=request_id, method=scope["method"], headers=headers)
+        scope.setdefault("state", {}).update(request_id=request_id, record=record)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -92,14 +95,18 @@ class ServerMiddleware:
                 if self._service.is_draining:
                     outgoing["connection"] = "close"
                 self._service.metrics.count_response(message["status"])
+                record.status = message["status"]
             await send(message)
 
         try:
             self._check_host_and_origin(scope, headers)
         except ApiError as error:
-            await error.response()(scope, receive, send_with_headers)
+            await refusal(scope, error)(scope, receive, send_with_headers)
         else:
             await self._guarded_app(scope, receive, send_with_headers)
+        finally:
+            record.end()
+            self._service.report(record)
 
     def _check_host_and_origin(self, scope: Scope, headers: Headers) -> None:
         """Check Host and Origin. ApiError 403 if they are not allowed.
@@ -138,13 +145,13 @@ class ServerMiddleware:
             self._authorize(scope, Headers(scope=scope))
             await self._app(scope, receive_and_count, send_and_note)
         except ApiError as error:
-            await error.response()(scope, receive, send_and_note)
+            await refusal(scope, error)(scope, receive, send_and_note)
         except Exception:
             request_id = scope["state"]["request_id"]
             log.exception("request %s failed", request_id, extra={"request_id": request_id})
             if not has_started:
                 failure = ApiError(Code.INTERNAL_ERROR)
-                await failure.response()(scope, receive, send_and_note)
+                await refusal(scope, failure)(scope, receive, send_and_note)
         finally:
             self._num_requests -= is_counted
 
@@ -172,6 +179,12 @@ class ServerMiddleware:
         if scheme.lower() != "bearer" or not any(matches):
             raise ApiError(Code.INVALID_API_KEY)
         return given.hex()[:16]
+
+
+def refusal(scope: Scope, error: ApiError) -> Response:
+    """Return the response of an error, which the request's record then names."""
+    scope["state"]["record"].error_code = error.code.word
+    return error.response()
 
 
 def request_id_of(headers: Headers) -> str:

@@ -6,6 +6,7 @@ Promises: plain frozen data within bounds. Does not know: the engine's settings 
 from __future__ import annotations
 
 from typing import get_args
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -40,10 +41,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     has sent no heartbeat for so long. start_wait_seconds: how long a request waits for the first
     engine, before 503. allow_no_key: log no warning if other machines can use the server without a
     key. metrics_names: the engine whose names /metrics has beside ours. log_format: text, or one JSON
-    object per line. max_restarts: restarts of the engine process in a row (`eyas.server.supervisor`).
-    reasoning_parser, tool_call_parser: the formats of reasoning and tool calls, by their names in
-    vLLM and SGLang; None detects them from the checkpoint. chat_template: the text of a template that
-    replaces the model's own. notes: logged at the start.
+    object per line. otlp_traces_endpoint: the URL of an OpenTelemetry collector that gets a span of
+    each request; None sends none. max_restarts: restarts of the engine process in a row
+    (`eyas.server.supervisor`). reasoning_parser, tool_call_parser: the formats of reasoning and tool
+    calls, by their names in vLLM and SGLang; None detects them from the checkpoint. chat_template: the
+    text of a template that replaces the model's own. notes: logged at the start.
     """
 
     host: str = "127.0.0.1"
@@ -73,6 +75,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_level: str = "info"
     log_format: LogFormat = "text"
     metrics_names: MetricsNames = "eyas"
+    otlp_traces_endpoint: str | None = None
     allow_no_key: bool = False
     start_wait_seconds: float = 30.0
 
@@ -119,3 +122,25 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("log_format: must be text or json")
         if self.metrics_names not in get_args(MetricsNames):
             raise ValueError("metrics_names: must be eyas, vllm or sglang")
+        if self.otlp_traces_endpoint is not None:
+            endpoint = traces_endpoint(self.otlp_traces_endpoint)
+            if endpoint != self.otlp_traces_endpoint:
+                raise ValueError(
+                    f"otlp_traces_endpoint: write {endpoint!r} for {self.otlp_traces_endpoint!r}"
+                )
+
+
+def traces_endpoint(url: str) -> str:
+    """Return the URL of a collector's route for traces: without a path it is the usual one. ValueError
+    if it is not a URL of OTLP over HTTP."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets or a port that cannot be read
+        parts, is_valid = urlsplit(""), False
+    if not is_valid:
+        raise ValueError(
+            f"otlp_traces_endpoint: {url!r} is no collector's URL; give one of OTLP over HTTP, such as "
+            "http://localhost:4318/v1/traces"
+        )
+    return url if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1/traces"

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from starlette.requests import Request as HttpRequest
@@ -21,6 +22,8 @@ from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.metrics import Metrics
 from eyas.server.options import ServerOptions
+from eyas.server.record import RequestRecord
+from eyas.server.request_log import log_request
 from eyas.server.text_processor import TextProcessor, model_directory
 from eyas.server.thread_pool import MAX_WAITING, FairThreadPool
 
@@ -28,7 +31,10 @@ log = logging.getLogger("eyas.server")
 
 
 class Service:
-    """One model behind one server."""
+    """One model behind one server.
+
+    reporters: called with the record of each request that has ended, on the event loop.
+    """
 
     def __init__(self, config: EngineConfig, options: ServerOptions, client: EngineClient) -> None:
         self.config = config
@@ -39,6 +45,7 @@ class Service:
         self.parse_pool = FairThreadPool(options.text_timeout_seconds, num_threads=1)
         self.encode_pool = ThreadPoolExecutor(1, thread_name_prefix="eyas-write")
         self.metrics = Metrics(client.health, self.names[0], options.metrics_names)
+        self.reporters: list[Callable[[RequestRecord], None]] = [log_request]
         self.is_draining = False
         self.started_at = int(time.time())
         self._text_processor: TextProcessor | None = None
@@ -181,6 +188,14 @@ class Service:
 
     def remove_answer(self, answer_id: str) -> None:
         self._running.pop(answer_id, None)
+
+    def report(self, record: RequestRecord) -> None:
+        """Report a request that has ended. A reporter that fails affects neither it nor the others."""
+        for reporter in self.reporters:
+            try:
+                reporter(record)
+            except Exception:
+                log.exception("a request could not be reported")
 
     async def drain(self) -> None:
         """Accept no new work, wait `drain_seconds` for running answers, then abort the rest."""

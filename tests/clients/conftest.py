@@ -1,0 +1,41 @@
+"""Other projects' clients, unmodified, against a server of the built-in model.
+
+Each file needs one client, which `make clients` installs into an environment of its own, without torch
+and without eyas; so nothing here may import either. There: `pytest tests/clients/test_X.py --server-url
+http://127.0.0.1:8000`.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+
+OPTION = "--server-url"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(OPTION, help="address of a running `eyas serve`, without /v1")
+
+
+@pytest.fixture(scope="session")
+def server_url(request: pytest.FixtureRequest) -> str:
+    """The address of the server, without /v1."""
+    url = request.config.getoption(OPTION, None)
+    if url is None:
+        pytest.skip("needs a server: `make clients` starts one")
+    return str(url).rstrip("/")
+
+
+@pytest.fixture(scope="session")
+def base_url(server_url: str) -> str:
+    """The address that OpenAI's clients take."""
+    return f"{server_url}/v1"
+
+
+@pytest.fixture(scope="session")
+def model(base_url: str) -> str:
+    """The name of the served model."""
+    with urllib.request.urlopen(f"{base_url}/models", timeout=60) as answer:
+        return json.load(answer)["data"][0]["id"]

@@ -1,0 +1,52 @@
+"""What became of a tree's nodes is counted by source and depth, wherever a grammar refused them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from eyas.engine.draft_results import count_nodes
+from eyas.engine.flight import Outcome
+from eyas.engine.prune import Refusals
+from eyas.wire import NodeCounts
+
+CHAIN = Outcome(0, 3, [5, 6, 7], [0, 1, 2], 4, None, None, None)
+TREE = Outcome(0, 2, [5, 6], [0, 2], 6, [-1, 0, 0, 2, 2, 3], [0, 1, 0, 0, 1, 1], None)
+
+
+def counted(outcome: Outcome, refusals: Refusals | None, num_accepted: int) -> NodeCounts:
+    masks = None if refusals is None else SimpleNamespace(refusals=refusals)
+    drafter = SimpleNamespace(sources=("head", "ngram"))
+    flight: Any = SimpleNamespace(drafter=drafter, masks=masks)
+    counts = NodeCounts()
+    count_nodes(counts, flight, outcome, num_accepted)
+    return counts
+
+
+def test_a_chain_is_of_the_first_source() -> None:
+    assert counted(CHAIN, None, 2) == NodeCounts(
+        proposed={"head": [1, 1, 1]}, accepted={"head": [1, 1]}
+    )
+
+
+def test_what_a_stop_dropped_was_not_accepted() -> None:
+    assert counted(CHAIN, None, 1).accepted == {"head": [1]}
+
+
+def test_nodes_of_a_tree_are_told_by_source_and_depth() -> None:
+    refused_inside = Refusals(2, [{2}], [{4, 5}])
+    assert counted(TREE, refused_inside, 1) == NodeCounts(
+        proposed={"ngram": [1, 1, 1], "head": [1, 1]},
+        accepted={"head": [1]},
+        illegal={"ngram": [0, 1, 1]},
+    )
+
+
+def test_nodes_that_left_the_tree_before_the_forward_count() -> None:
+    root_alone = Outcome(0, 1, [5], [0], 1, None, None, None)
+    all_refused = Refusals(2, [{0}], [set()], [[(1, 1), (0, 2)]])
+    assert counted(root_alone, all_refused, 0) == NodeCounts(
+        proposed={"ngram": [1], "head": [0, 1]}, illegal={"ngram": [1], "head": [0, 1]}
+    )
+    none_left_out = Refusals(0, [set()], [set()])
+    assert counted(root_alone, none_left_out, 0) == NodeCounts()
