@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from eyas.kernels import gemm
 from eyas.kernels.activation import gated_silu
+from eyas.kernels.packed import Layout
 from eyas.layers import apply
 from eyas.layers import linear as linear_module
 from eyas.layers.gemm_variants import (
@@ -58,9 +59,16 @@ class OneWay(Products):
     way: GemmVariant
 
     def plan(
-        self, num_out: int, num_in: int, dtype: torch.dtype, role: Role, *, bias: bool = False
+        self,
+        num_out: int,
+        num_in: int,
+        dtype: torch.dtype,
+        role: Role,
+        *,
+        bias: bool = False,
+        layout: Layout | None = None,
     ) -> GemmPlan:
-        product = Product(num_out, num_in, dtype, role, bias)
+        product = Product(num_out, num_in, dtype, role, bias, layout)
         return GemmPlan(((MANY_ROWS, self.way),), product.num_splits)
 
 
