@@ -98,6 +98,14 @@ def test_packed_weights_have_the_values_that_are_decoded_at_load(
     assert sizes[0] < 0.75 * sizes[1] and sizes[1] == 2 * files.spec.num_parameters
 
 
+def test_rows_that_come_in_parts_keep_their_scales(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = held(write_quantised(copy, CASES["fp8 blocks"]))
+    monkeypatch.setattr(base, "KEPT_NUMBERS", 1)
+    assert_alike(held(copy), plain, 7)
+
+
 def test_experts_and_fused_tensors_stay_packed_too(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "moe_intermediate_size": 192, "num_hidden_layers": 2}
     sizes["intermediate_size"] = 320

@@ -18,10 +18,10 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from eyas.kernels.activation import clamped_swiglu, gated
-from eyas.kernels.gemm_packed import accumulate_packed, layout_options, step_of
+from eyas.kernels.gemm_packed import accumulate_packed, layout_options, step_of, tensors_of
 from eyas.kernels.gemm_tile import accumulate, bias_of
 from eyas.kernels.launch import enter, launch_options
-from eyas.kernels.packed import PackedWeight, Weight
+from eyas.kernels.packed import Weight
 from eyas.kernels.tiles import Tile
 
 Tiles = tuple[torch.Tensor, torch.Tensor]
@@ -274,8 +274,7 @@ def _launch(
     is_gated: bool,
     is_clamped: bool = False,
 ) -> None:
-    num_columns, is_packed = weight.shape[2], isinstance(weight, PackedWeight)
-    weight_EOI = weight.numbers if is_packed else weight
+    num_columns, (weight_EOI, scales_EOG) = weight.shape[2], tensors_of(weight)
     assert x.shape[1] == num_columns and x.stride(1) == 1 and weight.is_contiguous()
     assert weights_TK is None or weights_TK.is_contiguous()
     if isinstance(tiles, torch.Tensor):
@@ -291,7 +290,7 @@ def _launch(
     expert_product_kernel[(len(tile_expert_P), -(-num_out // columns_of_tile))](
         x,
         weight_EOI,
-        weight.scales if is_packed else None,
+        scales_EOG,
         bias_EO,
         tile_expert_P,
         rows_PX,
@@ -303,7 +302,7 @@ def _launch(
         num_columns,
         x.stride(0),
         weight_EOI.stride(1),
-        weight.scales.stride(1) if is_packed else 0,
+        0 if scales_EOG is None else scales_EOG.stride(1),
         NUM_CHOSEN=num_chosen,
         BLOCK_FEW=block_few,
         BLOCK_OUT=tile.block_out,

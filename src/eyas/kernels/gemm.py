@@ -22,7 +22,7 @@ from triton.language.extra import cuda
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.kernels.activation import gated
-from eyas.kernels.gemm_packed import accumulate_packed, layout_options, step_of
+from eyas.kernels.gemm_packed import accumulate_packed, layout_options, step_of, tensors_of
 from eyas.kernels.gemm_tile import (
     accumulate,
     accumulate_pairs,
@@ -299,7 +299,7 @@ def _launch(
     num_rows, num_columns = x_TI.shape
     split_width = split_columns(num_columns, num_splits)
     is_packed = isinstance(weight, PackedWeight)
-    weight_OI = weight.numbers if is_packed else weight
+    weight_OI, scales_OG = tensors_of(weight)
     assert not is_packed or not (tile.by_copy_engine or tile.by_warpgroups or num_folded > 1)
     if tile.by_warpgroups and _is_aligned(x_TI, weight_OI):
         from eyas.kernels import gemm_warpgroups  # a language that not every Triton has
@@ -330,7 +330,7 @@ def _launch(
     product_kernel[(group_tiles, -(-num_out // columns_of_tile), num_planes)](
         x_TI,
         weight_OI,
-        weight.scales if is_packed else None,
+        scales_OG,
         x_blocks,
         more_blocks,
         weight_blocks,
@@ -342,7 +342,7 @@ def _launch(
         split_width,
         x_TI.stride(0),
         weight_OI.stride(0),
-        weight.scales.stride(0) if is_packed else 0,
+        0 if scales_OG is None else scales_OG.stride(0),
         group_tiles,
         num_groups,
         BLOCK_OUT=tile.block_out,

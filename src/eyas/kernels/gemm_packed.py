@@ -146,6 +146,13 @@ def accumulate_packed(
     return total
 
 
+def tensors_of(weight: Weight) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return what a kernel reads of a weight: its values, or its numbers and scales."""
+    if isinstance(weight, torch.Tensor):
+        return weight, None
+    return weight.numbers, weight.scales
+
+
 def layout_options(weight: Weight) -> dict[str, Any]:
     """Return the constants of a kernel that say how a weight is packed."""
     if isinstance(weight, torch.Tensor):
