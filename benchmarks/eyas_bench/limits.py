@@ -1,18 +1,20 @@
 """The least time of a step: the bytes that it must read, over the rate at which a device copies.
 
-Promises: a step reads the layers' weights and the logits head once, of the experts those that its
-rows choose if each row draws them uniformly, and the stored keys and values. Embeddings, activations,
-draft heads and whatever is written count as none.
+Promises: a step reads the layers' weights, as they are stored, and the logits head once, of the experts
+those that its rows choose if each row draws them uniformly, and the stored keys and values. Embeddings,
+activations, draft heads and whatever is written count as none.
 Does not know: what is measured.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import torch
 
 from eyas.cache import KVStore
+from eyas.kernels.packed import Layout
 from eyas.models import ModelSpec
 from eyas.models.layer_products import attention_products, feed_forward_shapes
 
@@ -27,30 +29,60 @@ def expected_experts(num_experts: int, num_chosen: int, num_rows: int) -> float:
 
 def weights_read(spec: ModelSpec, num_rows: int) -> float:
     """Return the number of weights that a step of so many rows reads."""
-    total = float(spec.vocab_size * spec.hidden_size)
+    return _read(spec, num_rows, lambda name, shape: math.prod(shape))
+
+
+def weight_bytes_read(
+    spec: ModelSpec, dtype: torch.dtype, num_rows: int, layouts: Mapping[str, Layout] | None = None
+) -> float:
+    """Return the bytes of the weights that a step of so many rows reads. layouts: of packed weights, by
+    parameter name."""
+
+    def size(name: str, shape: tuple[int, ...]) -> int:
+        layout = (layouts or {}).get(name)
+        if layout is None:
+            return math.prod(shape) * dtype.itemsize
+        return layout.bytes_of(*shape)
+
+    return _read(spec, num_rows, size)
+
+
+def _read(spec: ModelSpec, num_rows: int, size: Callable[[str, tuple[int, ...]], float]) -> float:
+    """Return the sum of the sizes of the weights that a step of so many rows reads."""
+    total = size("head.weight", (spec.vocab_size, spec.hidden_size)) + 0.0
     for layer in range(spec.num_layers):
-        total += sum(map(math.prod, attention_products(spec)))
+        products = attention_products(spec)
+        names = ("q", "o") if len(products) == 2 else ("",) * len(products)
+        for name, shape in zip(names, products, strict=True):
+            total += size(f"layers.{layer}.attention.{name}.weight", shape)
         experts, share = spec.experts_of(layer), 1.0
         if experts is not None:
             num, chosen = experts.num_experts, experts.routing.num_chosen
             share = expected_experts(num, chosen, num_rows) / num
         for name, shape in feed_forward_shapes(spec, layer, bias=False).items():
-            total += math.prod(shape) * (share if ".experts." in name else 1.0)
+            read = size(f"layers.{layer}.{name}", shape)
+            total += read * (share if ".experts." in name else 1.0)
     return total
 
 
 def least_step_ms(
-    spec: ModelSpec, dtype: torch.dtype, *, num_rows: int, num_sequences: int, length: int
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    *,
+    num_rows: int,
+    num_sequences: int,
+    length: int,
+    layouts: Mapping[str, Layout] | None = None,
 ) -> float:
     """Return the least time of a step in milliseconds, on one H200.
 
     num_rows: rows of the step, drafted ones included. length: positions that each sequence has stored;
-    a layer with a window reads the last of them alone.
+    a layer with a window reads the last of them alone. layouts: of packed weights, by parameter name.
     """
     stored = num_sequences * sum(
         min(length, store.window or length) * KVStore.bytes_per_slot([store], dtype)
         for store in spec.attention_stores
     )
     stored += num_sequences * sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
-    weights = weights_read(spec, num_rows) * dtype.itemsize
+    weights = weight_bytes_read(spec, dtype, num_rows, layouts)
     return round(1000 * (weights + stored) / COPY_BYTES_PER_SECOND, 4)

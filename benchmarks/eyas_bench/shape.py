@@ -16,22 +16,25 @@ from eyas.engine.build import Parts, assemble, find_order, longest_sequence
 from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
 from eyas.engine.verifier import Verify, verify
+from eyas.kernels import usable
 from eyas.models import resolve_dtype
 from eyas.runner.device import Device, open_device
 from eyas.text import Tokenizer, has_tokenizer
-from eyas_bench.shapes import NamedShape, dummy_decoder, dummy_head, find_shape
+from eyas_bench.shapes import NamedShape, dummy_decoder, dummy_head, dummy_layouts, find_shape
 
 
 def dummy_engine(
     name: str,
     config: EngineConfig,
     *,
+    quantization: str | None = None,
     tokenizer_directory: Path | None = None,
     verify: Verify = verify,
     captures: bool = True,
 ) -> Engine:
     """Return the engine that `config` describes, with random weights.
 
+    quantization: one of `shapes.QUANTIZATIONS`, in which weights of layers are packed.
     verify: returns the verdicts. captures: capture the usual steps of a device as CUDA graphs
     immediately.
     """
@@ -39,7 +42,13 @@ def dummy_engine(
     model = msgspec.structs.replace(config.model, path=f"{name}, dummy weights")
     config = msgspec.structs.replace(config, model=model)
     place = open_device(config.device)
-    parts = dummy_parts(shape, config, place, tokenizer_directory=tokenizer_directory)
+    parts = dummy_parts(
+        shape,
+        config,
+        place,
+        quantization=quantization,
+        tokenizer_directory=tokenizer_directory,
+    )
     return assemble(config, place, parts, verify=verify, captures=captures)
 
 
@@ -48,6 +57,7 @@ def dummy_parts(
     config: EngineConfig,
     place: Device,
     *,
+    quantization: str | None = None,
     tokenizer_directory: Path | None = None,
 ) -> Parts:
     """Return the parts of an engine with random weights, drawn on the device.
@@ -56,6 +66,11 @@ def dummy_parts(
     leaves tokens without text.
     """
     dtype = resolve_dtype(config.model.dtype, place.device)
+    layouts = dummy_layouts(shape.model, quantization)
+    if layouts and not usable(place.device):
+        raise ValueError(
+            f"quantization: packed weights are for a CUDA device, not {place.device}; leave it out"
+        )
     drafting = decide(shape, config.draft)
     order = find_order(config, place, dtype, shape.model)
     model = dummy_decoder(
@@ -64,6 +79,7 @@ def dummy_parts(
         device=place.device,
         max_model_len=longest_sequence(config, shape.model),
         order=order.order,
+        layouts=layouts,
     )
     head = None
     if drafting.head is not None:

@@ -1,10 +1,10 @@
 """Models of well-known sizes with random weights, to measure speed without files.
 
-Promises: the sizes are data. Each model has an EAGLE-3 head as in real checkpoints: one layer of
-the model's width, its own draft vocabulary and output layer, the model's embedding; DeepSeek-V3 has
-its MTP layer. Weights are
-drawn on the device where they are used, and are the same for a seed, a type and a device;
-activations keep the scale of real ones through all layers.
+Promises: the sizes are data, and so are the formats of weights that stay packed. Each model has an
+EAGLE-3 head as in real checkpoints: one layer of the model's width, its own draft vocabulary and output
+layer, the model's embedding; DeepSeek-V3 and GLM-4.5 have their MTP layer. Weights are drawn on the
+device where they are used, and are the same for a seed, a type and a device; activations keep the scale
+of real ones through all layers.
 Does not know: engines, what is measured.
 
 Legend: V ids of a draft vocabulary.
@@ -16,16 +16,27 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from eyas.kernels.packed import Layout, PackedWeight, Weight
 from eyas.layers.experts import ExpertSpec
 from eyas.layers.latent_attention import LatentSizes
+from eyas.layers.layouts import UNPACKED, Layouts
 from eyas.layers.rope import RopeSpec
 from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import Decoder
 from eyas.models.heads.network import DraftHead
 from eyas.models.heads.spec import HeadSpec, default_taps
+from eyas.models.packing import packable
 from eyas.models.spec import LayerTraits, ModelSpec
 from eyas.ops.route import Routing
 
+QUANTIZATIONS = {
+    "fp8": Layout("fp8", 128, 128),
+    "fp8-row": Layout("fp8", 1, 0),
+    "mxfp4": Layout("mxfp4", 1, 32),
+    "w4a16": Layout("int4", 1, 128, "bfloat16"),
+}
+"""Formats of the weights of layers: FP8 in blocks or with a scale for each row; FP4, of experts alone;
+integers of 4 bits in groups of 128."""
 HEAD_SHARPNESS = 12.0
 """The standard deviation of a random draft head's logits; a model's is 1. Real heads are rather
 certain of their best token, and only then do the best nodes of a tree reach its depth."""
@@ -165,6 +176,9 @@ _MIXTRAL = replace(
     experts=ExpertSpec(8, 14336, Routing(2)),
     expert_layers=frozenset(range(32)),
 )
+_GPT_OSS_EXPERTS = ExpertSpec(
+    32, 2880, Routing(4), router_bias=True, bias=True, is_alternating=True
+)
 _GPT_OSS = replace(
     _LLAMA,
     architecture="GptOssForCausalLM",
@@ -182,9 +196,31 @@ _GPT_OSS = replace(
     output_bias=True,
     windows=(128, None) * 12,
     bos_token_id=None,
-    experts=ExpertSpec(32, 2880, Routing(4), router_bias=True, bias=True, is_alternating=True),
+    experts=_GPT_OSS_EXPERTS,
     expert_layers=frozenset(range(24)),
     traits=LayerTraits(activation="clamped_swiglu", has_sinks=True),
+)
+_GPT_OSS_120B = replace(
+    _GPT_OSS,
+    num_layers=36,
+    windows=(128, None) * 18,
+    experts=replace(_GPT_OSS_EXPERTS, num_experts=128),
+    expert_layers=frozenset(range(36)),
+)
+_GLM_AIR = replace(
+    _LLAMA,
+    architecture="Glm4MoeForCausalLM",
+    family="glm4_moe",
+    vocab_size=151552,
+    num_layers=46,
+    num_query_heads=96,
+    intermediate_size=10944,
+    rope=RopeSpec("default", 1000000.0, 64),
+    qkv_bias=True,
+    windows=(None,) * 46,
+    bos_token_id=None,
+    experts=ExpertSpec(128, 1408, Routing(8, "sigmoid"), has_correction=True, shared_size=1408),
+    expert_layers=frozenset(range(1, 46)),
 )
 _V2_LITE_LATENT = LatentSizes(None, 512, 128, 64, 128)
 _V2_LITE = ModelSpec(
@@ -294,6 +330,12 @@ SHAPES = {
         NamedShape(
             "gpt-oss-20b", _GPT_OSS, replace(_eagle3(_GPT_OSS, 32000), intermediate_size=17280)
         ),
+        NamedShape(
+            "gpt-oss-120b",
+            _GPT_OSS_120B,
+            replace(_eagle3(_GPT_OSS_120B, 32000), intermediate_size=17280),
+        ),
+        NamedShape("glm-4.5-air", _GLM_AIR, _mtp(_GLM_AIR)),
         NamedShape("deepseek-v2-lite", _V2_LITE, _eagle3(_V2_LITE, 32000)),
         NamedShape("deepseek-v3-6-layers", _V3_CUT, _mtp(_V3_CUT)),
         NamedShape("tiny", _TINY, _eagle3(_TINY, 128)),
@@ -316,6 +358,28 @@ def draft_ids(spec: HeadSpec) -> torch.Tensor:
     return ids_V * spec.vocab_size // spec.draft_vocab_size
 
 
+def dummy_layouts(spec: ModelSpec, quantization: str | None) -> dict[str, Layout]:
+    """Return the layouts of the weights that are packed, by parameter name.
+
+    quantization: one of QUANTIZATIONS; None packs none. ValueError: it is unknown, or fits no weight.
+    """
+    if quantization is None:
+        return {}
+    if quantization not in QUANTIZATIONS:
+        known = ", ".join(QUANTIZATIONS)
+        raise ValueError(f"quantization: {quantization!r} is unknown; there are {known}")
+    wanted, experts_alone = QUANTIZATIONS[quantization], quantization == "mxfp4"
+
+    def choose(parameter: str) -> Layout | None:
+        return None if experts_alone and ".experts." not in parameter else wanted
+
+    empty = Decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1)
+    found = packable(spec, empty.parameters(), choose)
+    if not found:
+        raise ValueError(f"quantization: {quantization} fits no weight of {spec.architecture}")
+    return found
+
+
 def dummy_decoder(
     spec: ModelSpec,
     *,
@@ -323,12 +387,18 @@ def dummy_decoder(
     device: torch.device | str,
     max_model_len: int,
     order: RowOrder | None = None,
+    layouts: Layouts = UNPACKED,
     seed: int = 0,
 ) -> Decoder:
-    """Return a model of this shape with random weights, ready to run."""
+    """Return a model of this shape with random weights, ready to run. layouts: from `dummy_layouts`."""
     with torch.no_grad():
         decoder = Decoder(
-            spec, dtype=dtype, device=device, max_model_len=max_model_len, order=order
+            spec,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            order=order,
+            layouts=layouts,
         )
         _fill(decoder.parameters(), decoder.device, seed)
         decoder.seal()
@@ -354,17 +424,18 @@ def dummy_head(
         parameters = head.parameters()
         _fill(parameters, head.device, seed + 1)
         for block in parameters["head.weight"]:
+            assert isinstance(block, torch.Tensor)
             block.mul_(HEAD_SHARPNESS)
         head.seal()
     return head
 
 
-def _fill(parameters: dict[str, list[torch.Tensor]], device: torch.device, seed: int) -> None:
+def _fill(parameters: dict[str, list[Weight]], device: torch.device, seed: int) -> None:
     """Fill norms with 1, biases with 0, and matrices so that a product keeps its input's scale."""
     generator = torch.Generator(device).manual_seed(seed)
     for name, blocks in parameters.items():
         for block in blocks:
-            if block.ndim == 2:
+            if isinstance(block, PackedWeight) or block.ndim == 2:
                 block.normal_(0.0, block.shape[1] ** -0.5, generator=generator)
             else:
                 block.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -9,9 +9,10 @@ from eyas_bench.limits import (
     COPY_BYTES_PER_SECOND,
     expected_experts,
     least_step_ms,
+    weight_bytes_read,
     weights_read,
 )
-from eyas_bench.shapes import SHAPES
+from eyas_bench.shapes import SHAPES, dummy_layouts
 
 
 def test_a_dense_step_reads_all_weights_but_the_embedding_and_norms() -> None:
@@ -45,3 +46,26 @@ def test_experts_are_read_as_they_are_drawn() -> None:
     assert spec.num_parameters == pytest.approx(30.5e9, rel=0.01)
     assert weights_read(spec, 1) == pytest.approx(3.0e9, rel=0.03)
     assert weights_read(spec, 10_000) == pytest.approx(30.2e9, rel=0.01)
+
+
+def test_packed_weights_are_counted_as_they_are_stored() -> None:
+    dtype = torch.bfloat16
+    spec = SHAPES["llama-3.1-8b"].model
+    layouts = dummy_layouts(spec, "fp8")
+    head = spec.vocab_size * spec.hidden_size
+    layers = weights_read(spec, 1) - head
+    assert weight_bytes_read(spec, dtype, 1) == 2 * (head + layers)
+    packed = weight_bytes_read(spec, dtype, 1, layouts)
+    assert packed == 2 * head + layers * (1 + 4 / 128**2)
+    spec = SHAPES["gpt-oss-120b"].model
+    layouts = dummy_layouts(spec, "mxfp4")
+    assert all(".experts." in name for name in layouts)
+    experts = 36 * 4 * 3 * 2880 * 2880  # of a row
+    rest = weights_read(spec, 1) - experts
+    assert weight_bytes_read(spec, dtype, 1, layouts) == pytest.approx(
+        2 * rest + experts * (16 + 1) / 32, rel=0.01
+    )
+    with pytest.raises(ValueError, match="mxfp4 fits no weight of LlamaForCausalLM"):
+        dummy_layouts(SHAPES["llama-3.1-8b"].model, "mxfp4")
+    with pytest.raises(ValueError, match=r"'int3' is unknown; there are fp8, "):
+        dummy_layouts(spec, "int3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 
 from eyas.kernels import gemm
 from eyas.kernels.activation import gated_silu
+from eyas.kernels.packed import Layout, PackedWeight
 from eyas.layers import apply
 from eyas.layers import linear as linear_module
 from eyas.layers.gemm_variants import (
@@ -29,7 +31,9 @@ from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder
 from eyas.layers.search import Search
+from eyas.ops.dequantise import dequantised
 from eyas.ops.gate import gate as operation
+from tests.kernels.packing import LAYOUTS, random_weight
 
 NUM_IN, SIZE = 1040, 136
 COUNTS = (1, 5, 40, 150)
@@ -58,9 +62,16 @@ class OneWay(Products):
     way: GemmVariant
 
     def plan(
-        self, num_out: int, num_in: int, dtype: torch.dtype, role: Role, *, bias: bool = False
+        self,
+        num_out: int,
+        num_in: int,
+        dtype: torch.dtype,
+        role: Role,
+        *,
+        bias: bool = False,
+        layout: Layout | None = None,
     ) -> GemmPlan:
-        product = Product(num_out, num_in, dtype, role, bias)
+        product = Product(num_out, num_in, dtype, role, bias, layout)
         return GemmPlan(((MANY_ROWS, self.way),), product.num_splits)
 
 
@@ -116,6 +127,33 @@ def test_parts_add_up_by_any_way(device: torch.device) -> None:
             assert torch.equal(parts.sum(0), expected_TO.float()), way
     biased = linear_of(LIBRARY, bias=True, dtype=dtype, device=device)
     assert torch.equal(biased.parts(x_TI), biased(x_TI))
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[3]], ids=str)
+def test_a_packed_layer_has_the_bits_of_its_values(device: torch.device, layout: Layout) -> None:
+    dtype, num_in, parts = torch.float16, 512, {"gate": 128, "up": 128}
+    source = random_weight(layout, 256, num_in, dtype=dtype, device=device)
+    x_TI = torch.randn(40, num_in, device=device).to(dtype)
+    for count in (1, 40):
+        product = Product(256, num_in, dtype, "plain", layout=layout)
+        way = candidates(product, count, library=True, warpgroups=True)[0]
+        assert way.tile is not None
+        order = order_of(way, device)
+        options: dict[str, Any] = {"dtype": dtype, "device": device, "order": order}
+        linear = Linear(num_in, parts, layout=layout, **options)
+        for index, part in enumerate(parts):
+            rows = linear.parameters()[f"{part}.weight"]
+            assert isinstance(rows, PackedWeight) and linear.tensors() == {}
+            rows.copy_(source[128 * index : 128 * (index + 1)])
+        linear.seal()
+        x, plain_OI = x_TI[:count], dequantised(source)
+        tile = way.tile
+        if device.type == "cpu" and layout.kind != "fp8":  # numpy adds up a step at a time
+            tile = replace(tile, block_k=32)
+        assert torch.equal(linear(x), gemm.product(x, plain_OI, tile=tile, pdl=True))
+        parts_ZTO = gemm.product(x, plain_OI, tile=tile, num_splits=4, pdl=True)
+        assert torch.equal(linear.parts(x), parts_ZTO)
+        assert torch.equal(linear.gated(x), gemm.gated_product(x, plain_OI, tile=tile, pdl=True))
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -223,7 +223,11 @@ def test_they_compile_for_hopper() -> None:
         "out": "*bf16",
     }
     numbers = dict.fromkeys(
-        ("num_rows", "num_assigned", "num_out", "num_columns", "x_stride"), "i32"
+        (
+            *("num_rows", "num_assigned", "num_out", "num_columns", "x_stride"),
+            *("weight_stride", "scales_stride"),
+        ),
+        "i32",
     )
     constants = {
         "NUM_CHOSEN": 8,
@@ -232,6 +236,11 @@ def test_they_compile_for_hopper() -> None:
         "EVEN_K": True,
         "HAS_BIAS": False,
         "PDL": True,
+        "LAYOUT": "plain",
+        "SCALE": "",
+        "SCALE_ROWS": 1,
+        "SCALE_COLUMNS": 0,
+        "scales_EOG": None,
     }
     of_gpt_oss = {"NUM_CHOSEN": 4, "EVEN_OUT": False, "EVEN_K": False, "HAS_BIAS": True}
     jobs = []
@@ -252,7 +261,7 @@ def test_they_compile_for_hopper() -> None:
                     constants | few | blocks | facts | (of_gpt_oss if is_clamped else {}),
                     num_warps=tile.num_warps,
                     num_stages=tile.num_stages,
-                    aligned=("num_out", "num_columns", "x_stride"),
+                    aligned=("num_out", "num_columns", "x_stride", "weight_stride"),
                 )
             )
     for compiled in compile_for_hopper(*jobs):

@@ -13,6 +13,7 @@ from eyas.kernels.gemm import (
     product,
     split_columns,
 )
+from eyas.kernels.packed import Layout
 from eyas.kernels.tiles import (
     FLOAT32_TILES,
     FOLDED_TILES,
@@ -24,9 +25,11 @@ from eyas.kernels.tiles import (
     folded_tiles_for,
     gated_tiles_for,
     grouped_tiles_for,
+    packed_tiles_for,
     tiles_for,
 )
 from tests.kernels.hopper import Job, compile_for_hopper
+from tests.kernels.packing import LAYOUTS
 
 ROW_COUNTS = (1, 2, 7, 16, 17, 33, 64, 65, 100)
 ALL_GROUPED = tuple(tile for _, tiles in GROUPED_TILES for tile in tiles)
@@ -207,9 +210,11 @@ def hopper_job(
     gated: bool = False,
     num_folded: int = 1,
     even: bool = True,
+    layout: Layout | None = None,
 ) -> Job:
-    strides = ("num_out", "num_columns", "split_columns", "x_stride")
+    strides = ("num_out", "num_columns", "split_columns", "x_stride", "weight_stride")
     signature = {"x_TI": f"*{dtype}", "weight_OI": f"*{dtype}", "out_ZTO": f"*{out}"}
+    signature["scales_stride"] = "i32"
     signature |= dict.fromkeys((*strides, "num_rows", "group_tiles", "num_groups"), "i32")
     constants: dict[str, object] = {
         "BLOCK_OUT": tile.block_out,
@@ -225,7 +230,18 @@ def hopper_job(
         "BY_COPY_ENGINE": tile.by_copy_engine,
         "PREFETCH": 512,
         "PDL": True,
+        "LAYOUT": "plain",
+        "SCALE": "",
+        "SCALE_ROWS": 1,
+        "SCALE_COLUMNS": 0,
     }
+    if layout is None:
+        constants["scales_OG"] = None
+    else:
+        is_fp8 = layout.kind == "fp8"
+        signature |= {"weight_OI": "*u8", "scales_OG": "*fp32" if is_fp8 else "*i32"}
+        constants |= {"LAYOUT": layout.kind, "SCALE": layout.scale_dtype}
+        constants |= {"SCALE_ROWS": layout.rows, "SCALE_COLUMNS": layout.num_splittable}
     if tile.by_copy_engine:
         signature["x_blocks"] = f"tensordesc<{dtype}[{tile.block_rows}, {tile.block_k}]>"
         block_out = tile.block_out // 2 if gated else tile.block_out
@@ -247,6 +263,14 @@ def test_every_tile_compiles_for_hopper_within_its_means() -> None:
     jobs += [hopper_job(tile, out="bf16", gated=True) for tile in gated]
     jobs += [hopper_job(tile, even=False) for tile in plain[:3]]
     jobs += [hopper_job(tile, num_folded=4) for tile in FOLDED_TILES]
+    for job, compiled in zip(jobs, compile_for_hopper(*jobs), strict=True):
+        assert compiled.uses_wgmma and compiled.num_spilled == 0, (job, compiled)
+        assert compiled.shared <= MOST_SHARED, (job, compiled)
+    first, *tiles = dict.fromkeys(tile for most, _ in TILES for tile in packed_tiles_for(most))
+    by_block, by_row, fp4, int4 = (LAYOUTS[index] for index in (0, 2, 3, 4))
+    jobs = [hopper_job(tile, layout=by_block) for tile in tiles]
+    jobs += [hopper_job(first, even=False, layout=layout) for layout in (by_row, fp4, int4)]
+    jobs += [hopper_job(tile, out="bf16", gated=True, layout=fp4) for tile in (first, tiles[-1])]
     for job, compiled in zip(jobs, compile_for_hopper(*jobs), strict=True):
         assert compiled.uses_wgmma and compiled.num_spilled == 0, (job, compiled)
         assert compiled.shared <= MOST_SHARED, (job, compiled)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from eyas.kernels.packed import Layout
 from eyas.kernels.tiles import GROUPED_TILES
 from eyas.layers.autotune_cache import AutotuneCache
 from eyas.layers.gemm_variants import (
@@ -449,3 +450,15 @@ def test_one_line_tells_of_the_search(
         assert line.startswith("products: the fastest variant of 1, 0 of them kept")
         search.report()
         assert len(caplog.messages) == 1, "nothing new to tell"
+
+
+def test_packed_weights_have_variants_and_cached_choices_of_their_own() -> None:
+    layouts = (None, Layout("fp8", 128, 128), Layout("fp8", 1, 0), Layout("mxfp4", 1, 32))
+    products = [Product(4096, 4096, BF16, "gated", layout=layout) for layout in layouts]
+    assert len({str(product) for product in products}) == len(layouts)
+    for product in products[1:]:
+        assert product.num_bytes < 0.6 * products[0].num_bytes
+        for num_rows in (1, 64, 200, 4096):
+            for variant in candidates(product, num_rows, library=True, warpgroups=True):
+                assert variant.tile is not None and not variant.folded
+                assert not variant.tile.by_copy_engine and not variant.tile.by_warpgroups

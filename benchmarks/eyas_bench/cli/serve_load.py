@@ -297,7 +297,11 @@ def _engine(
     steps = config.draft.max_steps
     drawn = None if accepted is None else synthetic.SyntheticAcceptance(accepted, steps)
     engine = dummy_engine(
-        shaped.shape, config, tokenizer_directory=tokenizer, verify=drawn or verify
+        shaped.shape,
+        config,
+        quantization=shaped.quantization,
+        tokenizer_directory=tokenizer,
+        verify=drawn or verify,
     )
     return engine, engine.shutdown, about_shape(engine, shaped.shape)
 

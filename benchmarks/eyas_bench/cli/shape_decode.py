@@ -32,7 +32,7 @@ def decode_shape(
     from eyas_bench import synthetic
     from eyas_bench.limits import least_step_ms
     from eyas_bench.shape import dummy_engine
-    from eyas_bench.shapes import find_shape
+    from eyas_bench.shapes import dummy_layouts, find_shape
     from eyas_bench.step_profile import profile_steps
     from eyas_bench.together import repeat, requests, summarise
 
@@ -47,7 +47,9 @@ def decode_shape(
         drawn = synthetic.SyntheticAcceptance(accepted, steps, alike=alike)
     show_status = status_line(as_json)
     show_status("filling weights")
-    engine = dummy_engine(shape.name, config, verify=drawn or verify)
+    quantization = options.quantization
+    engine = dummy_engine(shape.name, config, quantization=quantization, verify=drawn or verify)
+    layouts = dummy_layouts(shape.model, quantization)
     results: list[dict[str, Any]] = []
     for size in protocol.batches:
         prompts = random_prompts(size, protocol.prompt_tokens, shape.model.vocab_size)
@@ -71,6 +73,7 @@ def decode_shape(
                 num_rows=size * (engine.drafter.shape.width if drafts else 1),
                 num_sequences=size,
                 length=protocol.prompt_tokens + protocol.max_tokens // 2,
+                layouts=layouts,
             ),
         }
         if options.profile:
@@ -82,6 +85,7 @@ def decode_shape(
     settings = {
         "protocol": "random prompts that start together; tokens after t_1 over t_n - t_1",
         "acceptance": _acceptance(options),
+        "quantization": quantization,
         "max_batch_tokens": config.scheduler.max_batch_tokens,
     }
     result = result_of(engine, shape.name, drafting, protocol, settings, results)

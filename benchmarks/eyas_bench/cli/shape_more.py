@@ -53,6 +53,7 @@ def schema_steps(
     engine = dummy_engine(
         options.shape,
         config,
+        quantization=options.quantization,
         tokenizer_directory=options.tokenizer,
         verify=teacher.verify,
         captures=False,
@@ -143,7 +144,8 @@ def prefill(
     drawn = None if accepted is None else synthetic.SyntheticAcceptance(accepted, steps)
     show_status = status_line(as_json)
     show_status("filling weights")
-    engine = dummy_engine(options.shape, config, verify=drawn or verify)
+    quantization = options.quantization
+    engine = dummy_engine(options.shape, config, quantization=quantization, verify=drawn or verify)
     if num_tokens >= engine.info.max_model_len:
         raise ValueError(
             f"--prefill: must be less than the context length of {engine.info.max_model_len} tokens"

@@ -46,6 +46,15 @@ class DummyOptions:
             rich_help_panel=SHAPE_PANEL,
         ),
     ] = False
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            "--quantization",
+            help="Pack the weights of layers, on a CUDA device: fp8 (blocks of 128 x 128), fp8-row (a "
+            "scale for each row), mxfp4 (experts alone) or w4a16 (4-bit integers in groups of 128).",
+            rich_help_panel=SHAPE_PANEL,
+        ),
+    ] = None
     synthetic_acceptance: Annotated[
         float | None,
         typer.Option(

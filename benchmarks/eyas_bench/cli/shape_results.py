@@ -57,5 +57,7 @@ def finish(engine: Engine, show_status: Callable[[str], None]) -> None:
 def title_of(result: dict[str, Any]) -> str:
     """Return the title of a table: the model, the device and the kind of acceptance."""
     model, settings = result["model"], result["settings"]
-    title = f"{model['name']}, dummy weights, {model['dtype']} on {place(result)}"
+    packed = settings.get("quantization")
+    weights = "dummy weights" if packed is None else f"dummy weights ({packed})"
+    title = f"{model['name']}, {weights}, {model['dtype']} on {place(result)}"
     return title if settings["acceptance"] == "real" else f"{title}, {settings['acceptance']}"

@@ -127,7 +127,7 @@ def load(
             "alone so far; pass --device cpu, or take another model"
         )
     dtype = resolve_dtype(config.model.dtype, hardware.device)
-    _check_memory(config, spec, dtype, hardware)
+    _check_memory(config, files, dtype, hardware)
     drafting = decide_drafting(config, directory, spec) if drafts else None
     progress("timing products", 0, 0)
     order = find_order(config, hardware, dtype, spec)
@@ -388,10 +388,11 @@ def _eos_token_ids(
 
 
 def _check_memory(
-    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, hardware: Device
+    config: EngineConfig, files: ModelFiles, dtype: torch.dtype, hardware: Device
 ) -> None:
     """Raise ValueError if the weights are larger than the memory of the device."""
-    needed, available = spec.num_parameters * dtype.itemsize, memory_bytes(hardware.device)
+    needed = files.num_bytes(dtype, stays_packed=usable(hardware.device))
+    available = memory_bytes(hardware.device)
     if needed > available:
         raise ValueError(
             f"model.path: {config.model.path} takes {needed / 2**30:.1f} GiB as "

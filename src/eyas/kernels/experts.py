@@ -18,8 +18,10 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from eyas.kernels.activation import clamped_swiglu, gated
+from eyas.kernels.gemm_packed import accumulate_packed, layout_options, step_of, tensors_of
 from eyas.kernels.gemm_tile import accumulate, bias_of
 from eyas.kernels.launch import enter, launch_options
+from eyas.kernels.packed import Weight
 from eyas.kernels.tiles import Tile
 
 Tiles = tuple[torch.Tensor, torch.Tensor]
@@ -85,6 +87,7 @@ def tile_experts(experts_TK: torch.Tensor, tile_rows: int, *, pdl: bool = False)
 def expert_product_kernel(
     x_TI,
     weight_EOI,
+    scales_EOG,
     bias_EO,
     tile_expert_P,
     rows_PX,
@@ -95,6 +98,8 @@ def expert_product_kernel(
     num_out,
     num_columns,
     x_stride,
+    weight_stride,
+    scales_stride,
     NUM_CHOSEN: tl.constexpr,
     BLOCK_FEW: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -105,6 +110,10 @@ def expert_product_kernel(
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
     IS_CLAMPED: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    SCALE: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program a tile of assignments and a tile of weight rows.
@@ -114,6 +123,7 @@ def expert_product_kernel(
     multiplied by weights_N and go to [K, T, O].
     BLOCK_FEW: above 0, tile_expert_P is the expert of each assignment, rows_PX is None, and the program
     of an assignment that is the first of BLOCK_ROWS of its expert's finds the others.
+    LAYOUT, scales_EOG and what follows them: as in `gemm.product_kernel`.
     """
     columns_of_tile: tl.constexpr = BLOCK_OUT // 2 if GATED else BLOCK_OUT
     if PDL:
@@ -150,13 +160,23 @@ def expert_product_kernel(
     x_row_X = row_X // NUM_CHOSEN if GATED else row_X
     is_row_1X = is_row_X[None, :]
     is_out_O1 = (out_O < num_out)[:, None]
-    x_IX = x_TI + (x_row_X * x_stride)[None, :] + inner[:, None]
-    weight_OI = weight_EOI + expert * weight_rows * num_columns
-    weight_OI += (weight_row_O * num_columns)[:, None] + inner[None, :]
-    total, _ = accumulate(
-        x_IX, x_IX, weight_OI, is_row_1X, is_out_O1, 0, first_out, 0, num_columns, num_columns,
-        BLOCK_OUT, BLOCK_ROWS, 0, BLOCK_K, EVEN_OUT, EVEN_K, False,
-    )  # fmt: skip
+    x_row_at_X = x_TI + x_row_X * x_stride
+    weight_at_O = weight_EOI + (expert * weight_rows + weight_row_O) * weight_stride
+    if LAYOUT != "plain":
+        scale_rows = (weight_rows + SCALE_ROWS - 1) // SCALE_ROWS
+        scale_row_O = expert * scale_rows + weight_row_O // SCALE_ROWS
+        total = accumulate_packed(
+            x_row_at_X, weight_at_O, scales_EOG + scale_row_O * scales_stride, is_row_1X, is_out_O1, 0,
+            num_columns, num_columns, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, EVEN_OUT, EVEN_K, LAYOUT, SCALE,
+            SCALE_COLUMNS,
+        )  # fmt: skip
+    else:
+        x_IX = x_row_at_X[None, :] + inner[:, None]
+        weight_OI = weight_at_O[:, None] + inner[None, :]
+        total, _ = accumulate(
+            x_IX, x_IX, weight_OI, is_row_1X, is_out_O1, 0, first_out, 0, num_columns, num_columns,
+            BLOCK_OUT, BLOCK_ROWS, 0, BLOCK_K, EVEN_OUT, EVEN_K, False,
+        )  # fmt: skip
     if PDL:
         cuda.gdc_launch_dependents()
     if HAS_BIAS:
@@ -195,7 +215,7 @@ def tile_for(num_rows: int, num_chosen: int, num_experts: int, dtype: torch.dtyp
 
 def gated_product(
     x_TI: torch.Tensor,
-    gate_up_weight_E2FI: torch.Tensor,
+    gate_up_weight_E2FI: Weight,
     bias_E2F: torch.Tensor | None,
     tiles: Tiles | torch.Tensor,
     num_chosen: int,
@@ -220,7 +240,7 @@ def gated_product(
 
 def weighted_product(
     x_NI: torch.Tensor,
-    weight_EOI: torch.Tensor,
+    weight_EOI: Weight,
     bias_EO: torch.Tensor | None,
     tiles: Tiles | torch.Tensor,
     weights_TK: torch.Tensor,
@@ -241,7 +261,7 @@ def weighted_product(
 
 def _launch(
     x: torch.Tensor,
-    weight_EOI: torch.Tensor,
+    weight: Weight,
     bias_EO: torch.Tensor | None,
     tiles: Tiles | torch.Tensor,
     weights_TK: torch.Tensor | None,
@@ -254,8 +274,8 @@ def _launch(
     is_gated: bool,
     is_clamped: bool = False,
 ) -> None:
-    num_columns = weight_EOI.shape[2]
-    assert x.shape[1] == num_columns and x.stride(1) == 1 and weight_EOI.is_contiguous()
+    num_columns, (weight_EOI, scales_EOG) = weight.shape[2], tensors_of(weight)
+    assert x.shape[1] == num_columns and x.stride(1) == 1 and weight.is_contiguous()
     assert weights_TK is None or weights_TK.is_contiguous()
     if isinstance(tiles, torch.Tensor):
         tile_expert_P, rows_PX = tiles.view(-1), None
@@ -270,6 +290,7 @@ def _launch(
     expert_product_kernel[(len(tile_expert_P), -(-num_out // columns_of_tile))](
         x,
         weight_EOI,
+        scales_EOG,
         bias_EO,
         tile_expert_P,
         rows_PX,
@@ -280,16 +301,19 @@ def _launch(
         num_out,
         num_columns,
         x.stride(0),
+        weight_EOI.stride(1),
+        0 if scales_EOG is None else scales_EOG.stride(1),
         NUM_CHOSEN=num_chosen,
         BLOCK_FEW=block_few,
         BLOCK_OUT=tile.block_out,
         BLOCK_ROWS=tile.block_rows,
         BLOCK_K=tile.block_k,
         EVEN_OUT=num_out % columns_of_tile == 0,
-        EVEN_K=num_columns % tile.block_k == 0,
+        EVEN_K=num_columns % step_of(weight, tile) == 0,
         HAS_BIAS=bias_EO is not None,
         GATED=is_gated,
         IS_CLAMPED=is_clamped,
+        **layout_options(weight),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         PDL=pdl,

@@ -1,7 +1,8 @@
 """Products with weights, y = x @ w.T, with one reduction order for every number of rows.
 
 Promises: a row of the result has the same bits in any call, at any place, with any `Tile` of
-`tiles` (with those by warpgroups where a device adds up alike, `gemm_warpgroups`). The weights are
+`tiles` (with those by warpgroups where a device adds up alike, `gemm_warpgroups`), and with a packed
+weight those of the same weight unpacked. The weights are
 on the M side of the matrix instruction and the rows on its N side, so the row count selects only a
 tile's width; sums run over ascending columns in float32, within each of `num_splits` ranges of
 columns whose borders follow from the weight's shape alone. With `pdl` weights are read while the
@@ -21,9 +22,25 @@ from triton.language.extra import cuda
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.kernels.activation import gated
-from eyas.kernels.gemm_tile import accumulate, accumulate_pairs, bias_of, prefetch_lines, store
+from eyas.kernels.gemm_packed import accumulate_packed, layout_options, step_of, tensors_of
+from eyas.kernels.gemm_tile import (
+    accumulate,
+    accumulate_pairs,
+    bias_of,
+    prefetch_lines,
+    store,
+    zeros,
+)
 from eyas.kernels.launch import launch_options
-from eyas.kernels.tiles import LEAST_OUT, Tile, folded_tiles_for, gated_tiles_for, tiles_for
+from eyas.kernels.packed import PackedWeight, Weight
+from eyas.kernels.tiles import (
+    LEAST_OUT,
+    Tile,
+    folded_tiles_for,
+    gated_tiles_for,
+    packed_tiles_for,
+    tiles_for,
+)
 
 COMPILER = f"triton {triton.__version__}"
 """The compiler's version, on which the kernels' speed depends."""
@@ -39,6 +56,7 @@ PREFETCH = 512
 def product_kernel(
     x_TI,
     weight_OI,
+    scales_OG,
     x_blocks,
     more_blocks,
     weight_blocks,
@@ -49,6 +67,8 @@ def product_kernel(
     num_columns,
     split_columns,
     x_stride,
+    weight_stride,
+    scales_stride,
     group_tiles,
     num_groups,
     BLOCK_OUT: tl.constexpr,
@@ -62,6 +82,10 @@ def product_kernel(
     NUM_FOLDED: tl.constexpr,
     BY_COPY_ENGINE: tl.constexpr,
     PREFETCH: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    SCALE: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program a tile of rows, a tile of weight rows and a split. The grid is (row tiles of a
@@ -73,9 +97,12 @@ def product_kernel(
     MORE_ROWS: the tile has so many rows more, with sums of their own, since a block's height is a power
     of two; the copy engine brings them.
     x_blocks, more_blocks, weight_blocks: tensor descriptors of x and weight, None but BY_COPY_ENGINE.
+    LAYOUT: of a packed weight, whose bytes weight_OI points to, or "plain"; scales_OG, SCALE,
+    SCALE_ROWS and SCALE_COLUMNS describe its scales (`packed.Layout`). weight_stride: of its rows.
     """
     columns_of_tile: tl.constexpr = BLOCK_OUT // 2 if GATED else BLOCK_OUT
     PAIRED: tl.constexpr = GATED and BY_COPY_ENGINE
+    FOUR_BITS: tl.constexpr = LAYOUT == "mxfp4" or LAYOUT == "int4"  # noqa: PLR1714
     group = tl.program_id(2) % num_groups
     split = tl.program_id(2) // num_groups
     first_row = (group * group_tiles + tl.program_id(0)) * (BLOCK_ROWS + MORE_ROWS)
@@ -94,22 +121,24 @@ def product_kernel(
     last = min(first + split_columns, num_columns)
     if PREFETCH:
         line: tl.constexpr = 1024 // weight_OI.dtype.element_ty.primitive_bitwidth
-        lines = first + tl.arange(0, PREFETCH // line) * line
+        bytes_before = first // 2 if FOUR_BITS else first
+        lines = bytes_before + tl.arange(0, PREFETCH // line) * line
         last_row = num_out * 2 - 1 if GATED else num_out - 1
-        rows = tl.minimum(weight_row_O, last_row)[:, None] * num_columns
-        prefetch_lines(weight_OI + rows + tl.minimum(lines, num_columns - 1)[None, :])
+        rows = tl.minimum(weight_row_O, last_row)[:, None] * weight_stride
+        prefetch_lines(weight_OI + rows + tl.minimum(lines, weight_stride - 1)[None, :])
     if PDL:
         cuda.gdc_wait()
     row_T = tl.arange(0, BLOCK_ROWS)
     is_row_1T = (first_row + row_T < num_rows)[None, :]
     is_out_O1 = (out_O < num_out)[:, None]
+    x_row_T = x_TI + (first_row.to(tl.int64) * x_stride + row_T * x_stride)
+    weight_row_at_O = weight_OI + weight_row_O * weight_stride
     if BY_COPY_ENGINE:
         x_IT = x_blocks
         weight_tile_OI = weight_blocks
     else:
-        x_row_T = first_row.to(tl.int64) * x_stride + row_T * x_stride
-        x_IT = x_TI + x_row_T[None, :] + inner[:, None]
-        weight_tile_OI = weight_OI + (weight_row_O * num_columns)[:, None] + inner[None, :]
+        x_IT = x_row_T[None, :] + inner[:, None]
+        weight_tile_OI = weight_row_at_O[:, None] + inner[None, :]
     rounded: tl.constexpr = x_TI.dtype.element_ty
     if PAIRED:
         gate, up, more_gate, more_up = accumulate_pairs(
@@ -127,10 +156,19 @@ def product_kernel(
         total = gated(gate.to(rounded), up.to(rounded))
         more = gated(more_gate.to(rounded), more_up.to(rounded))
     else:
-        total, more = accumulate(
-            x_IT, more_blocks, weight_tile_OI, is_row_1T, is_out_O1, first_row, first_out, first, last,
-            num_columns, BLOCK_OUT, BLOCK_ROWS, MORE_ROWS, BLOCK_K, EVEN_OUT, EVEN_K, BY_COPY_ENGINE,
-        )  # fmt: skip
+        if LAYOUT != "plain":
+            total = accumulate_packed(
+                x_row_T, weight_row_at_O, scales_OG + weight_row_O // SCALE_ROWS * scales_stride,
+                is_row_1T, is_out_O1, first, last, num_columns, BLOCK_OUT, BLOCK_ROWS, BLOCK_K,
+                EVEN_OUT, EVEN_K, LAYOUT, SCALE, SCALE_COLUMNS,
+            )  # fmt: skip
+            more = zeros(BLOCK_OUT, 0)
+        else:
+            total, more = accumulate(
+                x_IT, more_blocks, weight_tile_OI, is_row_1T, is_out_O1, first_row, first_out, first,
+                last, num_columns, BLOCK_OUT, BLOCK_ROWS, MORE_ROWS, BLOCK_K, EVEN_OUT, EVEN_K,
+                BY_COPY_ENGINE,
+            )  # fmt: skip
         for folded in tl.static_range(1, NUM_FOLDED):
             first = folded * split_columns
             last = min(first + split_columns, num_columns)
@@ -168,7 +206,7 @@ def split_columns(num_columns: int, num_splits: int) -> int:
 
 def product(
     x_TI: torch.Tensor,
-    weight_OI: torch.Tensor,
+    weight_OI: Weight,
     *,
     num_splits: int = 1,
     folded: bool = False,
@@ -197,7 +235,8 @@ def product(
         )
     if num_rows:
         if tile is None:
-            tile = (folded_tiles_for if folded else tiles_for)(num_rows, x_TI.dtype)[0]
+            choose = packed_tiles_for if isinstance(weight_OI, PackedWeight) else tiles_for
+            tile = (folded_tiles_for if folded else choose)(num_rows, x_TI.dtype)[0]
         _launch(
             x_TI, weight_OI, bias_O, out_TO, num_out, tile, pdl,
             num_splits=num_splits, num_folded=num_splits if folded else 1, is_gated=False,
@@ -207,7 +246,7 @@ def product(
 
 def gated_product(
     x_TI: torch.Tensor,
-    gate_up_weight_2FI: torch.Tensor,
+    gate_up_weight_2FI: Weight,
     *,
     tile: Tile | None = None,
     bias_2F: torch.Tensor | None = None,
@@ -220,7 +259,9 @@ def gated_product(
     out_TF = x_TI.new_empty((num_rows, size))
     if num_rows:
         if tile is None:
-            tile = gated_tiles_for(num_rows, x_TI.dtype)[0]
+            is_packed = isinstance(gate_up_weight_2FI, PackedWeight)
+            choose = packed_tiles_for if is_packed else gated_tiles_for
+            tile = choose(num_rows, x_TI.dtype)[0]
         _launch(
             x_TI, gate_up_weight_2FI, bias_2F, out_TF, size, tile, pdl,
             num_splits=1, num_folded=1, is_gated=True,
@@ -228,10 +269,12 @@ def gated_product(
     return out_TF
 
 
-def _check(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> None:
+def _check(x_TI: torch.Tensor, weight_OI: Weight) -> None:
     if weight_OI.shape[1] % 16:
         raise ValueError(f"products take multiples of 16 input features, not {weight_OI.shape[1]}")
-    assert x_TI.shape[1] == weight_OI.shape[1] == weight_OI.stride(0) and x_TI.stride(1) == 1
+    assert x_TI.shape[1] == weight_OI.shape[1] and x_TI.stride(1) == 1
+    is_packed = isinstance(weight_OI, PackedWeight)
+    assert is_packed or weight_OI.stride(0) == weight_OI.shape[1]
 
 
 def _is_aligned(*matrices: torch.Tensor) -> bool:
@@ -242,7 +285,7 @@ def _is_aligned(*matrices: torch.Tensor) -> bool:
 
 def _launch(
     x_TI: torch.Tensor,
-    weight_OI: torch.Tensor,
+    weight: Weight,
     bias_O: torch.Tensor | None,
     out: torch.Tensor,
     num_out: int,
@@ -255,6 +298,9 @@ def _launch(
 ) -> None:
     num_rows, num_columns = x_TI.shape
     split_width = split_columns(num_columns, num_splits)
+    is_packed = isinstance(weight, PackedWeight)
+    weight_OI, scales_OG = tensors_of(weight)
+    assert not is_packed or not (tile.by_copy_engine or tile.by_warpgroups or num_folded > 1)
     if tile.by_warpgroups and _is_aligned(x_TI, weight_OI):
         from eyas.kernels import gemm_warpgroups  # a language that not every Triton has
 
@@ -284,6 +330,7 @@ def _launch(
     product_kernel[(group_tiles, -(-num_out // columns_of_tile), num_planes)](
         x_TI,
         weight_OI,
+        scales_OG,
         x_blocks,
         more_blocks,
         weight_blocks,
@@ -294,6 +341,8 @@ def _launch(
         num_columns,
         split_width,
         x_TI.stride(0),
+        weight_OI.stride(0),
+        0 if scales_OG is None else scales_OG.stride(0),
         group_tiles,
         num_groups,
         BLOCK_OUT=tile.block_out,
@@ -301,12 +350,13 @@ def _launch(
         MORE_ROWS=more_rows,
         BLOCK_K=tile.block_k,
         EVEN_OUT=num_out % columns_of_tile == 0,
-        EVEN_K=num_columns % tile.block_k == 0,
+        EVEN_K=num_columns % step_of(weight, tile) == 0,
         HAS_BIAS=bias_O is not None,
         GATED=is_gated,
         NUM_FOLDED=num_folded,
         BY_COPY_ENGINE=by_copy_engine,
         PREFETCH=PREFETCH if pdl else 0,
+        **layout_options(weight),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         PDL=pdl,

@@ -104,6 +104,27 @@ GROUPED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
     (MANY_ROWS, ()),
 )
 """The tiles by warpgroups, which Hopper devices have, in the same form."""
+PACKED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
+    (
+        16,
+        (
+            _ROWS_16,
+            Tile(64, 16, 128, 4, 6),
+            Tile(64, 16, 128, 4, 3),
+            Tile(64, 16, 64, 4, 6),
+            Tile(128, 16, 128, 8, 4),
+            Tile(128, 16, 128, 4, 4),
+        ),
+    ),
+    (
+        32,
+        (_ROWS_32, Tile(64, 32, 128, 4, 6), Tile(64, 32, 128, 4, 3), Tile(128, 32, 128, 8, 3)),
+    ),
+    (64, (Tile(64, 64, 128, 4, 3), _ROWS_64, _HIGH, Tile(128, 64, 128, 8, 3))),
+    (128, (_BROAD, _HIGH, _SQUARE)),
+    (MANY_ROWS, (_SQUARE, _DEEP)),
+)
+"""The tiles for packed weights, in the same form."""
 FLOAT32_TILES = (Tile(64, 16, 32, 4, 3), Tile(64, 64, 32, 8, 3))
 FOLDED_TILES = (_fast(_DEEP), _DEEP, _fast(_HIGH), _fast(_BROAD))
 """Tiles whose registers hold a second accumulator; the default one first."""
@@ -129,6 +150,13 @@ def folded_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tupl
     if dtype == torch.float32:
         return FLOAT32_TILES if num_rows <= 16 else FLOAT32_TILES[::-1]
     return FOLDED_TILES
+
+
+def packed_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:
+    """Return the tiles for packed weights, which neither the copy engine nor warpgroups bring."""
+    if dtype == torch.float32:
+        return FLOAT32_TILES if num_rows <= 16 else FLOAT32_TILES[::-1]
+    return next(tiles for most_rows, tiles in PACKED_TILES if num_rows <= most_rows)
 
 
 def gated_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:

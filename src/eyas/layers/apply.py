@@ -2,6 +2,7 @@
 
 Promises: the same code is measured, tried and run. Kernels use programmatic dependent launch: they
 start while the kernel before them ends, and wait for its results.
+The library's products are not among the variants of a packed weight.
 Does not know: how a variant is chosen.
 
 Legend: T rows, I input features, O output features, F half of O, Z parts of a sum.
@@ -13,25 +14,28 @@ import torch
 import torch.nn.functional as F
 
 from eyas.kernels import gemm
+from eyas.kernels.packed import Weight
 from eyas.layers.gemm_variants import SCORE_SPLITS, GemmVariant
 from eyas.ops.gate import gate
 
 
 def plain(
-    variant: GemmVariant, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
+    variant: GemmVariant, x_TI: torch.Tensor, weight_OI: Weight, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
     """Return [T, O] in x's type."""
     if variant.tile is None:
+        assert isinstance(weight_OI, torch.Tensor)
         return F.linear(x_TI, weight_OI, bias_O)
     return gemm.product(x_TI, weight_OI, tile=variant.tile, bias_O=bias_O, pdl=True)
 
 
 def parts(
-    variant: GemmVariant, x_TI: torch.Tensor, weight_OI: torch.Tensor, num_splits: int
+    variant: GemmVariant, x_TI: torch.Tensor, weight_OI: Weight, num_splits: int
 ) -> torch.Tensor:
     """Return parts that the caller adds in order: float32 [Z, T, O], or the library's [T, O] in x's
     type."""
     if variant.tile is None:
+        assert isinstance(weight_OI, torch.Tensor)
         return F.linear(x_TI, weight_OI)
     return gemm.product(
         x_TI, weight_OI, num_splits=num_splits, folded=variant.folded, tile=variant.tile, pdl=True
@@ -39,10 +43,11 @@ def parts(
 
 
 def gated(
-    variant: GemmVariant, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
+    variant: GemmVariant, x_TI: torch.Tensor, weight_OI: Weight, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
     """Return [T, F]: silu of the first half of the outputs times the second."""
     if variant.tile is None:
+        assert isinstance(weight_OI, torch.Tensor)
         return gate(F.linear(x_TI, weight_OI, bias_O), "silu")
     return gemm.gated_product(x_TI, weight_OI, tile=variant.tile, bias_2F=bias_O, pdl=True)
 

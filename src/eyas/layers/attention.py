@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 
 from eyas.attention.base import Attend
+from eyas.kernels.packed import Weight, by_row
+from eyas.layers.layouts import UNPACKED, Layouts, common
 from eyas.layers.linear import Linear
 from eyas.layers.norm import RMSNorm
 from eyas.layers.row_order import RowOrder
@@ -49,6 +51,7 @@ class SelfAttention:
         head_layout: tuple[int, ...] | None = None,
         has_sinks: bool = False,
         has_output_gate: bool = False,
+        layouts: Layouts = UNPACKED,
     ) -> None:
         self._head_dim = head_dim
         self._head_layout = head_layout
@@ -68,6 +71,7 @@ class SelfAttention:
             dtype=dtype,
             device=device,
             order=order,
+            layout=common(layouts, parts),
         )
         self._o = Linear(
             self._output_width,
@@ -76,6 +80,7 @@ class SelfAttention:
             dtype=dtype,
             device=device,
             order=order,
+            layout=common(layouts, ("o",)),
         )
         self._sinks_N: torch.Tensor | None = None
         if has_sinks:
@@ -95,7 +100,7 @@ class SelfAttention:
             self._q_weight_H = torch.empty(head_dim, dtype=dtype, device=device)
             self._k_weight_H = torch.empty(head_dim, dtype=dtype, device=device)
 
-    def parameters(self) -> dict[str, torch.Tensor]:
+    def parameters(self) -> dict[str, Weight]:
         found = self._qkv.parameters() | self._o.parameters()
         if self._sinks_N is not None:
             found["sinks"] = self._sinks_N
@@ -112,10 +117,11 @@ class SelfAttention:
         """Reorder the dimensions of query and key heads."""
         for name, tensor in self.parameters().items():
             if name.startswith(("q.", "k.", "q_norm.", "k_norm.")):
-                heads = tensor.view(-1, self._head_dim, *tensor.shape[1:])
-                if self._has_output_gate and name.startswith("q."):
-                    heads = heads[::2]
-                heads.copy_(heads[:, layout])
+                for rows in by_row(tensor):
+                    heads = rows.view(-1, self._head_dim, *rows.shape[1:])
+                    if self._has_output_gate and name.startswith("q."):
+                        heads = heads[::2]
+                    heads.copy_(heads[:, layout])
 
     def seal(self) -> None:
         if self._head_layout is not None:

@@ -133,7 +133,7 @@ class DeltaNet:
         )
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        return self._projections.parameters() | self._o.parameters() | self._own
+        return self._projections.tensors() | self._o.tensors() | self._own
 
     def seal(self) -> None:
         if self._sizes.groups_by_key:
@@ -144,7 +144,7 @@ class DeltaNet:
     def _separate_kinds(self) -> None:
         """Reorder the rows of projections that are grouped by key head: first those of all queries,
         then of all keys, and so on, as they are without groups."""
-        sizes, parts = self._sizes, self._projections.parameters()
+        sizes, parts = self._sizes, self._projections.tensors()
         per_key = sizes.num_value_heads // sizes.num_key_heads
         values = per_key * sizes.value_dim
         for part, kinds in (

@@ -17,7 +17,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from eyas.kernels.packed import Weight
 from eyas.layers.gemm_variants import is_supported
+from eyas.layers.layouts import UNPACKED, Layouts, common, within
 from eyas.layers.linear import LogitsHead
 from eyas.layers.mlp import GatedMlp, set_apart
 from eyas.layers.row_order import RowOrder
@@ -104,7 +106,7 @@ class Router:
 class Experts(Protocol):
     """The experts of a layer."""
 
-    def parameters(self) -> dict[str, torch.Tensor]: ...
+    def parameters(self) -> dict[str, Weight]: ...
     def seal(self) -> None: ...
     def __call__(
         self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
@@ -141,7 +143,7 @@ class SeparateExperts:
             for _ in range(spec.num_experts)
         ]
 
-    def parameters(self) -> dict[str, torch.Tensor]:
+    def parameters(self) -> dict[str, Weight]:
         return {
             f"{index}.{name}": view
             for index, expert in enumerate(self._experts)
@@ -166,7 +168,10 @@ class SeparateExperts:
 
 
 class StackedExperts:
-    """The weights of all experts are one tensor, and a kernel runs all rows at once."""
+    """The weights of all experts are one tensor, and a kernel runs all rows at once.
+
+    layouts: of the experts' weights that stay packed, the same for all of them.
+    """
 
     def __init__(
         self,
@@ -176,20 +181,28 @@ class StackedExperts:
         dtype: torch.dtype,
         device: torch.device,
         activation: Activation,
+        layouts: Layouts = UNPACKED,
     ) -> None:
         num, size = spec.num_experts, spec.intermediate_size
         self._activation: Activation = activation
         self._is_alternating = spec.is_alternating
-        self._gate_up_E2FD = torch.empty(num, 2 * size, hidden_size, dtype=dtype, device=device)
-        self._down_EDF = torch.empty(num, hidden_size, size, dtype=dtype, device=device)
+        first = "0.gate_up" if spec.is_alternating else "0.gate"
+
+        def empty(part: str, *shape: int) -> Weight:
+            layout = common(layouts, (part,))
+            new = torch.empty if layout is None else layout.empty
+            return new(*shape, dtype=dtype, device=device)
+
+        self._gate_up_E2FD = empty(first, num, 2 * size, hidden_size)
+        self._down_EDF = empty("0.down", num, hidden_size, size)
         self._gate_up_bias_E2F: torch.Tensor | None = None
         self._down_bias_ED: torch.Tensor | None = None
         if spec.bias:
             self._gate_up_bias_E2F = torch.empty(num, 2 * size, dtype=dtype, device=device)
             self._down_bias_ED = torch.empty(num, hidden_size, dtype=dtype, device=device)
 
-    def parameters(self) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
+    def parameters(self) -> dict[str, Weight]:
+        found: dict[str, Weight] = {}
         size = self._down_EDF.shape[2]
         for kind, gate_up, down in (
             ("weight", self._gate_up_E2FD, self._down_EDF),
@@ -201,8 +214,8 @@ class StackedExperts:
                 if self._is_alternating:
                     found[f"{index}.gate_up.{kind}"] = gate_up[index]
                 else:
-                    found[f"{index}.gate.{kind}"] = gate_up[index, :size]
-                    found[f"{index}.up.{kind}"] = gate_up[index, size:]
+                    found[f"{index}.gate.{kind}"] = gate_up[index][:size]
+                    found[f"{index}.up.{kind}"] = gate_up[index][size:]
                 found[f"{index}.down.{kind}"] = down[index]
         return found
 
@@ -210,8 +223,9 @@ class StackedExperts:
         """Prepare the filled weights: the kernel reads all of gate before all of up."""
         if self._is_alternating:
             for gate_up in (self._gate_up_E2FD, self._gate_up_bias_E2F):
-                for rows in () if gate_up is None else gate_up:
-                    set_apart(rows)
+                if gate_up is not None:
+                    for index in range(len(gate_up)):
+                        set_apart(gate_up[index])
 
     def __call__(
         self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
@@ -229,7 +243,10 @@ class StackedExperts:
 
 
 class MixtureOfExperts:
-    """The feed-forward block of a layer with experts: router, experts, and the shared expert."""
+    """The feed-forward block of a layer with experts: router, experts, and the shared expert.
+
+    layouts: of its weights that stay packed.
+    """
 
     def __init__(
         self,
@@ -240,6 +257,7 @@ class MixtureOfExperts:
         device: torch.device,
         order: RowOrder,
         activation: Activation = "silu",
+        layouts: Layouts = UNPACKED,
     ) -> None:
         self._spec = spec
         self._router = Router(spec.num_scores, hidden_size, dtype=dtype, device=device, order=order)
@@ -255,7 +273,12 @@ class MixtureOfExperts:
             )
         else:
             self._experts = StackedExperts(
-                hidden_size, spec, dtype=dtype, device=device, activation=activation
+                hidden_size,
+                spec,
+                dtype=dtype,
+                device=device,
+                activation=activation,
+                layouts=within(layouts, "experts"),
             )
         self._shared: GatedMlp | None = None
         if spec.shared_size:
@@ -267,11 +290,12 @@ class MixtureOfExperts:
                 device=device,
                 order=order,
                 activation=activation,
+                layouts=within(layouts, "shared"),
             )
 
-    def parameters(self) -> dict[str, torch.Tensor]:
+    def parameters(self) -> dict[str, Weight]:
         scores_SD = self._router.parameter()
-        found = {"router.weight": scores_SD[: self._spec.num_experts]}
+        found: dict[str, Weight] = {"router.weight": scores_SD[: self._spec.num_experts]}
         if self._spec.has_shared_gate:
             found["shared_gate.weight"] = scores_SD[self._spec.num_experts :]
         if self._bias_E is not None:

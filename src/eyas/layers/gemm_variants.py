@@ -14,12 +14,14 @@ from typing import Literal
 
 import torch
 
+from eyas.kernels.packed import Layout
 from eyas.kernels.tiles import (
     MANY_ROWS,
     Tile,
     folded_tiles_for,
     gated_tiles_for,
     grouped_tiles_for,
+    packed_tiles_for,
     tiles_for,
 )
 
@@ -49,13 +51,23 @@ beyond the second this is the default."""
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product x @ weight.T with a weight [num_out, num_in]. has_bias: whether a bias is added."""
+    """A product x @ weight.T with a weight [num_out, num_in]. has_bias: whether a bias is added.
+
+    layout: of a packed weight; None is one whose values are stored."""
 
     num_out: int
     num_in: int
     dtype: torch.dtype
     role: Role
     has_bias: bool = False
+    layout: Layout | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weight."""
+        if self.layout is not None:
+            return self.layout.bytes_of(self.num_out, self.num_in)
+        return self.num_out * self.num_in * self.dtype.itemsize
 
     @property
     def num_splits(self) -> int:
@@ -64,7 +76,9 @@ class Product:
 
     def __str__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
-        return f"{self.num_out}x{self.num_in} {kind} {self.role}{' bias' * self.has_bias}"
+        packed = "" if self.layout is None else f" from {self.layout}"
+        bias = " bias" * self.has_bias
+        return f"{self.num_out}x{self.num_in} {kind}{packed} {self.role}{bias}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +149,11 @@ def candidates(
 ) -> tuple[GemmVariant, ...]:
     """Return the variants worth measuring for this many rows, the default one first.
 
-    library, warpgroups: whether torch's library and tiles by warpgroups may be among them.
+    library, warpgroups: whether torch's library and tiles by warpgroups may be among them; with a
+    packed weight they never are.
     """
+    if product.layout is not None:
+        return tuple(GemmVariant(tile) for tile in packed_tiles_for(num_rows, product.dtype))
     if product.role == "gated":
         variants = [GemmVariant(tile) for tile in gated_tiles_for(num_rows, product.dtype)]
     else:

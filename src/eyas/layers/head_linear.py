@@ -34,7 +34,7 @@ class HeadLinear:
             num_out, num_in = weight_OI.shape
             dtype, device = weight_OI.dtype, weight_OI.device
             head = Linear(num_in, {"head": num_out}, dtype=dtype, device=device, order=order)
-            head.parameters()["head.weight"].copy_(weight_OI)
+            head.tensors()["head.weight"].copy_(weight_OI)
             head.seal()
             self._heads.append(head)
 

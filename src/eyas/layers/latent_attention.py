@@ -130,11 +130,11 @@ class LatentAttention:
         self._o = linear(num_heads * sizes.value_dim, {"o": hidden_size})
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        found = self._entry.parameters() | self._o.parameters()
+        found = self._entry.tensors() | self._o.tensors()
         if self._query is not None:
             query_norm, queries = self._query
             found["q_a_norm.weight"] = query_norm.parameter()
-            found |= queries.parameters()
+            found |= queries.tensors()
         found["kv_a_norm.weight"] = self._row_norm.parameter()
         found["kv_b.weight"] = self._kv_b_XF
         return found

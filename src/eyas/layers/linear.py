@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from eyas.kernels.packed import Layout, Weight
 from eyas.layers.row_order import RowOrder
 from eyas.native.products import packed_weight
 from eyas.ops.gate import Activation, gate
@@ -62,6 +63,7 @@ class Linear:
     """A product `x @ weight.T + bias` whose weight has one or more named parts.
 
     parts: output features by name, in the order of the output columns.
+    layout: keep the weight packed like this; only where the row order names products of a device.
     Fill the tensors of `parameters()`, then call `seal()` once before running the layer.
     """
 
@@ -74,13 +76,19 @@ class Linear:
         dtype: torch.dtype,
         device: torch.device,
         order: RowOrder,
+        layout: Layout | None = None,
     ) -> None:
         out_features = sum(parts.values())
         self.shape = (out_features, in_features)
         self._parts = dict(parts)
         self._bucket = order.bucket
         self._products = order.products
-        self._weight_OI = torch.empty(out_features, in_features, dtype=dtype, device=device)
+        assert layout is None or self._products is not None, (
+            "products of a CPU take no packed weight"
+        )
+        empty = torch.empty if layout is None else layout.empty
+        self._layout = layout
+        self._weight_OI: Weight = empty(out_features, in_features, dtype=dtype, device=device)
         self._bias_O = torch.empty(out_features, dtype=dtype, device=device) if bias else None
         self._packed: PackedProduct | None = None
         self._plans: dict[Role, GemmPlan] = {}
@@ -90,10 +98,10 @@ class Linear:
             self._apply = apply
         self._is_sealed = False
 
-    def parameters(self) -> dict[str, torch.Tensor]:
+    def parameters(self) -> dict[str, Weight]:
         """Return views to fill: "part.weight" and, with a bias, "part.bias"."""
         assert not self._is_sealed, "a sealed layer has no parameters to fill"
-        views: dict[str, torch.Tensor] = {}
+        views: dict[str, Weight] = {}
         start = 0
         for name, size in self._parts.items():
             views[f"{name}.weight"] = self._weight_OI[start : start + size]
@@ -102,12 +110,19 @@ class Linear:
             start += size
         return views
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return `parameters()` of a layer whose weight is not packed."""
+        found = self.parameters()
+        return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+
     def seal(self) -> None:
-        """Pack the weights where possible; the plain copy is then dropped."""
+        """Bring the weights into the layout of a CPU's products, if it has one; the plain copy is then
+        dropped."""
         assert not self._is_sealed, "seal() is called once"
-        self._packed = pack_weight(self._weight_OI)
-        if self._packed is not None:
-            self._weight_OI = torch.empty(0)
+        if isinstance(self._weight_OI, torch.Tensor):
+            self._packed = pack_weight(self._weight_OI)
+            if self._packed is not None:
+                self._weight_OI = torch.empty(0)
         self._is_sealed = True
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
@@ -118,6 +133,7 @@ class Linear:
             return self._packed(x_TI, self._bias_O)
         variant = self._variant(len(x_TI), "plain")
         if variant is None:
+            assert isinstance(self._weight_OI, torch.Tensor)
             return F.linear(x_TI, self._weight_OI, self._bias_O)
         return self._apply.plain(variant, x_TI, self._weight_OI, self._bias_O)
 
@@ -143,7 +159,8 @@ class Linear:
         plan = self._plans.get(role)
         if plan is None:
             bias = self._bias_O is not None
-            plan = self._products.plan(*self.shape, self._weight_OI.dtype, role, bias=bias)
+            dtype, layout = self._weight_OI.dtype, self._layout
+            plan = self._products.plan(*self.shape, dtype, role, bias=bias, layout=layout)
             self._plans[role] = plan
         return plan.variant(num_rows)
 

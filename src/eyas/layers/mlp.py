@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import torch
 
+from eyas.kernels.packed import Weight, by_row
+from eyas.layers.layouts import UNPACKED, Layouts, common
 from eyas.layers.linear import Linear
 from eyas.layers.row_order import RowOrder
 from eyas.ops.gate import Activation
 
 
-def set_apart(rows: torch.Tensor) -> None:
+def set_apart(rows: Weight) -> None:
     """Reorder rows of gate and up that alternate: all of gate, then all of up."""
-    rows.copy_(rows.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1))
+    for each in by_row(rows):
+        each.copy_(each.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1))
 
 
 class GatedMlp:
     """The feed-forward block: two products and an activation; "gate" and "up" are one product.
 
     is_alternating: the checkpoint stores both in one tensor, "gate_up", whose rows alternate.
+    layouts: of its weights that stay packed.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class GatedMlp:
         order: RowOrder,
         activation: Activation = "silu",
         is_alternating: bool = False,
+        layouts: Layouts = UNPACKED,
     ) -> None:
         self._activation: Activation = activation
         self._is_alternating = is_alternating
@@ -44,7 +49,13 @@ class GatedMlp:
         if is_alternating:
             gate_up = {"gate_up": 2 * intermediate_size}
         self._gate_up = Linear(
-            hidden_size, gate_up, bias=bias, dtype=dtype, device=device, order=order
+            hidden_size,
+            gate_up,
+            bias=bias,
+            dtype=dtype,
+            device=device,
+            order=order,
+            layout=common(layouts, gate_up),
         )
         self._down = Linear(
             intermediate_size,
@@ -53,9 +64,10 @@ class GatedMlp:
             dtype=dtype,
             device=device,
             order=order,
+            layout=common(layouts, ("down",)),
         )
 
-    def parameters(self) -> dict[str, torch.Tensor]:
+    def parameters(self) -> dict[str, Weight]:
         return self._gate_up.parameters() | self._down.parameters()
 
     def seal(self) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from eyas.kernels import has_warpgroups, usable
+from eyas.kernels.packed import Layout
 from eyas.kernels.tiles import grouped_tiles_for
 from eyas.layers.gemm_variants import (
     LIBRARY,
@@ -59,9 +60,17 @@ class Products:
     _sides_agree: dict[torch.dtype, bool] = field(default_factory=dict)
 
     def plan(
-        self, num_out: int, num_in: int, dtype: torch.dtype, role: Role, *, bias: bool = False
+        self,
+        num_out: int,
+        num_in: int,
+        dtype: torch.dtype,
+        role: Role,
+        *,
+        bias: bool = False,
+        layout: Layout | None = None,
     ) -> GemmPlan:
-        product = Product(num_out, num_in, dtype, role, bias)
+        """Return the plan of a product. layout: of a packed weight, which our kernels alone take."""
+        product = Product(num_out, num_in, dtype, role, bias, layout)
         plan = self._plans.get(product)
         if plan is None:
             plan = self._plans[product] = plan_of(product, self._variants(product))
@@ -78,8 +87,9 @@ class Products:
         if search is None:
             buckets = buckets_up_to(self.max_rows)
             return tuple(candidates(product, rows, library=False)[0] for rows in buckets)
-        library = not self.exact or self._library_agrees(product)
-        warpgroups = self._warpgroups_agree(product.dtype)
+        is_packed = product.layout is not None
+        library = not is_packed and (not self.exact or self._library_agrees(product))
+        warpgroups = not is_packed and self._warpgroups_agree(product.dtype)
         return search.variants(product, self.max_rows, library=library, warpgroups=warpgroups)
 
     def _warpgroups_agree(self, dtype: torch.dtype) -> bool:

@@ -85,7 +85,7 @@ def _probes(
     for out_features, in_features in dict.fromkeys(shapes):
         parts = {"probe": out_features}
         linear = Linear(in_features, parts, dtype=dtype, device=CPU, order=order)
-        _fill(linear.parameters()["probe.weight"], in_features)
+        _fill(linear.tensors()["probe.weight"], in_features)
         linear.seal()
         label = f"the product of shape {out_features} x {in_features}"
         yield label, linear, in_features, out_features * in_features

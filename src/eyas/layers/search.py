@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from eyas.kernels.tiles import FLOAT32_TILES, FOLDED_TILES, GROUPED_TILES, TILES
+from eyas.kernels.tiles import FLOAT32_TILES, FOLDED_TILES, GROUPED_TILES, PACKED_TILES, TILES
 from eyas.layers.autotune_cache import AutotuneCache
 from eyas.layers.gemm_variants import (
     BUCKETS,
@@ -142,7 +142,14 @@ def search_on(device: torch.device) -> Search:
     from eyas.kernels import gemm
     from eyas.layers.timing import DeviceClock
 
-    lists: tuple[Any, ...] = (BUCKETS, TILES, FLOAT32_TILES, FOLDED_TILES, GROUPED_TILES)
+    lists: tuple[Any, ...] = (
+        BUCKETS,
+        TILES,
+        PACKED_TILES,
+        FLOAT32_TILES,
+        FOLDED_TILES,
+        GROUPED_TILES,
+    )
     library = (ALONE, LIBRARY_USUALLY, LIBRARY_AFTER_GROUPED)
     rules = (TIE, USUAL, *library, GROUPED_USUALLY, FOLDED_BEYOND, FOLDED_USUALLY)
     kernels = sorted(Path(gemm.__file__).parent.glob("gemm*.py"))

@@ -18,10 +18,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import torch
 
 from eyas.kernels.norm import add_norm, norm
+from eyas.kernels.packed import Weight
 from eyas.layers import apply
 from eyas.layers.gemm_variants import GemmVariant, Product
 
@@ -73,15 +75,14 @@ class _Scene:
         self._stream = stream
         # Not the device's own, which refuses to draw after a capture that failed.
         self._random = torch.Generator(device)
-        size = product.num_out * product.num_in
-        num_bytes = size * product.dtype.itemsize
-        copies = max(1, WEIGHT_BYTES // num_bytes)
+        copies = max(1, WEIGHT_BYTES // product.num_bytes)
         self._calls = max(2, min(2 * copies, MOST_CALLS))
         copies = min(copies, self._calls)
-        options = {"device": device, "dtype": product.dtype}
-        weight = torch.empty(copies, product.num_out, product.num_in, **options)
-        weight.normal_(std=product.num_in**-0.5, generator=self._random)
-        self._weights = weight.unbind()
+        options: dict[str, Any] = {"device": device, "dtype": product.dtype}
+        empty = torch.empty if product.layout is None else product.layout.empty
+        weight: Weight = empty(copies, product.num_out, product.num_in, **options)
+        weight.normal_(0.0, product.num_in**-0.5, generator=self._random)
+        self._weights = [weight[copy] for copy in range(copies)]
         self._bias_O = torch.zeros(product.num_out, **options) if product.has_bias else None
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
@@ -189,13 +190,14 @@ class _Scene:
         self,
         variant: GemmVariant,
         x_TI: torch.Tensor,
-        weight_OI: torch.Tensor,
+        weight_OI: Weight,
         out_TO: torch.Tensor | None,
     ) -> torch.Tensor:
         match self._product.role:
             case "parts":
                 return apply.parts(variant, x_TI, weight_OI, self._product.num_splits)
             case "logits":
+                assert isinstance(weight_OI, torch.Tensor)
                 return apply.logits(variant, x_TI, weight_OI, out_TO)
             case "gated":
                 return apply.gated(variant, x_TI, weight_OI, self._bias_O)

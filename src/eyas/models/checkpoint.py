@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from eyas.kernels.packed import Layout, Weight
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats import Format, StoredTensor, format_of
 
@@ -39,6 +40,16 @@ TORCH_DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Tensors that are read as they stay packed: the layout of each by name, the type of their values,
+    and the device where they are."""
+
+    layouts: Mapping[str, Layout]
+    dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +95,14 @@ class Checkpoint:
         tensor = self.tensors[name]
         with _Readers() as readers:
             readers.open(tensor.files)
-            parts = [rows for _, rows in _parts(tensor, readers)]
+            parts = [rows for _, rows in _values(tensor, readers)]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def stream(self, names: list[str]) -> Iterator[tuple[str, Iterator[tuple[int, torch.Tensor]]]]:
+    def stream(
+        self, names: list[str], kept: Kept | None = None
+    ) -> Iterator[tuple[str, Iterator[tuple[int, Weight]]]]:
         """Yield (name, parts) for these names, file by file; parts yields (first row, rows), on the
-        CPU.
+        CPU, or on the device of those that stay packed.
 
         A tensor that is not quantised is one part. Rows are valid until the next ones are
         requested.
@@ -102,7 +115,7 @@ class Checkpoint:
                 with _Readers() as readers:
                     for tensor in group:
                         readers.open(tensor.files)
-                        yield tensor.name, _parts(tensor, readers)
+                        yield tensor.name, _parts(tensor, readers, kept)
 
 
 def _files(directory: Path, opens_pickles: bool) -> dict[Path, set[str] | None]:
@@ -266,7 +279,22 @@ class _Readers:
             ) from error
 
 
-def _parts(tensor: StoredTensor, readers: _Readers) -> Iterator[tuple[int, torch.Tensor]]:
+def _parts(
+    tensor: StoredTensor, readers: _Readers, kept: Kept | None
+) -> Iterator[tuple[int, Weight]]:
+    """Yield (first row, rows) of a tensor's values, or of the tensor as it stays packed."""
+    layout = None if kept is None else kept.layouts.get(tensor.name)
+    if kept is None or layout is None:
+        yield from _values(tensor, readers)
+        return
+    assert tensor.packing is not None
+    pieces = {role: readers.read(piece) for role, piece in tensor.packing.pieces.items()}
+    for start, stop in tensor.row_ranges(layout):
+        rows = tensor.packing.pack(pieces, start, stop, layout, kept.dtype, kept.device)
+        yield start, rows
+
+
+def _values(tensor: StoredTensor, readers: _Readers) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield (first row, rows) of a tensor's values."""
     if tensor.packing is None:
         yield 0, readers.read(tensor)

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from eyas.attention.base import Attend
+from eyas.kernels.packed import Weight
 from eyas.layers.attention import SelfAttention
 from eyas.layers.delta_net import DeltaNet
 from eyas.layers.embedding import Embedding
 from eyas.layers.experts import MixtureOfExperts
 from eyas.layers.latent_attention import LatentAttention
+from eyas.layers.layouts import UNPACKED, Layouts, within
 from eyas.layers.linear import LogitsHead
 from eyas.layers.mlp import GatedMlp
 from eyas.layers.norm import RMSNorm
@@ -38,7 +40,7 @@ class DecoderLayer:
 
     index: of the layer; `attend` gets it. input_size: width of the input of attention; None is the
     hidden size. norms_input: whether the layer normalises the residual stream before attention, where
-    its family does. traits: of the family.
+    its family does. traits: of the family. layouts: of the layer's weights that stay packed.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class DecoderLayer:
         input_size: int | None = None,
         norms_input: bool = True,
         traits: LayerTraits = LLAMA,
+        layouts: Layouts = UNPACKED,
     ) -> None:
         def norm() -> RMSNorm:
             offset = traits.norm_offset
@@ -72,6 +75,7 @@ class DecoderLayer:
             order=order,
             input_size=input_size,
             traits=traits,
+            layouts=within(layouts, "attention"),
         )
         self._mlp: GatedMlp | MixtureOfExperts
         experts = spec.experts_of(index)
@@ -84,6 +88,7 @@ class DecoderLayer:
                 device=device,
                 order=order,
                 activation=traits.activation,
+                layouts=within(layouts, "mlp"),
             )
         else:
             self._mlp = MixtureOfExperts(
@@ -93,6 +98,7 @@ class DecoderLayer:
                 device=device,
                 order=order,
                 activation=traits.activation,
+                layouts=within(layouts, "mlp"),
             )
 
     @property
@@ -105,9 +111,11 @@ class DecoderLayer:
         }
         return {name: norm for name, norm in norms.items() if norm is not None}
 
-    def parameters(self) -> dict[str, torch.Tensor]:
+    def parameters(self) -> dict[str, Weight]:
         """Return the tensors to fill, by name within the layer."""
-        tensors = {f"{name}.weight": norm.parameter() for name, norm in self._norms.items()}
+        tensors: dict[str, Weight] = {
+            f"{name}.weight": norm.parameter() for name, norm in self._norms.items()
+        }
         tensors |= {
             f"{self._attention_name}.{name}": view
             for name, view in self._attention.parameters().items()
@@ -164,6 +172,7 @@ def _new_attention(
     order: RowOrder,
     input_size: int | None,
     traits: LayerTraits,
+    layouts: Layouts,
 ) -> SelfAttention | LatentAttention | DeltaNet:
     """Return the attention block of a layer, or its delta net, as the spec describes it."""
     if (state := spec.state_of(index)) is not None:
@@ -203,6 +212,7 @@ def _new_attention(
         head_layout=spec.rope.head_layout,
         has_sinks=traits.has_sinks,
         has_output_gate=traits.has_output_gate,
+        layouts=layouts,
     )
 
 
@@ -217,11 +227,13 @@ class Decoder:
         device: torch.device | str,
         max_model_len: int | None = None,
         order: RowOrder | None = None,
+        layouts: Layouts = UNPACKED,
     ) -> None:
         """Allocate the weights on `device`.
 
         max_model_len: number of positions to prepare rope angles for; None is `spec.max_position`.
         order: the row counts to run; None runs every count as it is, and makes no promise about bits.
+        layouts: of the weights that stay packed, by parameter name (`packing.decide`).
         """
         self.spec = spec
         self.dtype = dtype
@@ -237,7 +249,13 @@ class Decoder:
         )
         self._layers = [
             DecoderLayer(
-                spec, index, dtype=dtype, device=self.device, order=self.order, traits=spec.traits
+                spec,
+                index,
+                dtype=dtype,
+                device=self.device,
+                order=self.order,
+                traits=spec.traits,
+                layouts=within(layouts, f"layers.{index}"),
             )
             for index in range(spec.num_layers)
         ]
@@ -258,19 +276,19 @@ class Decoder:
                 spec.window_rope, self.max_model_len, dtype=dtype, device=self.device
             )
 
-    def parameters(self) -> dict[str, list[torch.Tensor]]:
+    def parameters(self) -> dict[str, list[Weight]]:
         """Return the tensors that a loader fills, by parameter name.
 
         Each parameter is a list of tensors, consecutive blocks of its rows. A tied logits head is not
         among them; `seal` copies it from the embedding.
         """
-        tensors = {"embedding.weight": [self.embedding.weight_VD]}
+        tensors: dict[str, list[Weight]] = {"embedding.weight": [self.embedding.weight_VD]}
         for index, layer in enumerate(self._layers):
             for name, view in layer.parameters().items():
                 tensors[f"layers.{index}.{name}"] = [view]
         tensors["norm.weight"] = [self._norm.parameter()]
         if not self.spec.tie_embeddings:
-            tensors["head.weight"] = self.head.parameters()
+            tensors["head.weight"] = list(self.head.parameters())
         return tensors
 
     def seal(self) -> None:

@@ -14,10 +14,12 @@ from pathlib import Path
 import torch
 
 from eyas.config import DtypeName
+from eyas.kernels.packed import Weight
 from eyas.layers.row_order import RowOrder
-from eyas.models.checkpoint import Checkpoint
+from eyas.models.checkpoint import Checkpoint, Kept
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
+from eyas.models.packing import Storage, decide, num_bytes
 from eyas.models.registry import family_of, ignored_tensors, read_spec
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import (
@@ -38,13 +40,16 @@ class ModelFiles:
     """A checkpoint whose configuration and tensor headers were checked; its weights are not loaded yet.
 
     names: from `weights.stored_names`. wanted: tensor name -> the parameter of `weights.fused` that it
-    fills.
+    fills. shapes: the decoder's parameters, on the device "meta". storage: how weights are held where
+    kernels run.
     """
 
     spec: ModelSpec
     checkpoint: Checkpoint
     names: Mapping[str, str]
     wanted: Mapping[str, str]
+    shapes: Mapping[str, list[Weight]]
+    storage: Storage
 
     @classmethod
     def open(cls, directory: Path | str) -> ModelFiles:
@@ -68,7 +73,12 @@ class ModelFiles:
             spec.tie_embeddings,
             ignored_tensors(spec.architecture),
         )
-        return cls(spec, checkpoint, names, wanted)
+        storage = decide(spec, shapes, checkpoint.tensors, wanted, names)
+        return cls(spec, checkpoint, names, wanted, shapes, storage)
+
+    def num_bytes(self, dtype: torch.dtype, *, stays_packed: bool) -> int:
+        """Return the bytes of the weights in memory. stays_packed: whether kernels run there."""
+        return num_bytes(self.shapes, dtype, self.storage.layouts if stays_packed else {})
 
     def load(
         self,
@@ -96,11 +106,15 @@ class ModelFiles:
                 f"{self.checkpoint.directory} was made for; lower it"
             )
         dtype = resolve_dtype(dtype, device)
+        has_kernels = order is not None and order.products is not None
+        storage = self.storage if has_kernels else Storage()
         if (stored := self.checkpoint.format) is not None:
+            how = storage.description if has_kernels else "all are dequantised (no kernels here)"
             log.info(
-                "weights are stored as %s, and dequantised to %s%s",
+                "weights are stored as %s and computed as %s: %s%s",
                 stored.description,
                 str(dtype).removeprefix("torch."),
+                how,
                 f"; not applied: {', '.join(stored.ignored)}" if stored.ignored else "",
             )
         with torch.no_grad():
@@ -110,9 +124,11 @@ class ModelFiles:
                 device=device,
                 max_model_len=max_model_len,
                 order=order,
+                layouts=storage.layouts,
             )
             parameters = fused(decoder.parameters(), self.names)
-            fill(parameters, self.checkpoint, self.wanted, progress)
+            kept = Kept(storage.tensors, dtype, decoder.device)
+            fill(parameters, self.checkpoint, self.wanted, progress, kept)
             decoder.seal()
         return decoder
 

@@ -14,13 +14,15 @@ bias; and MTP layers, which `heads.mtp` reads.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
-from eyas.models.checkpoint import Checkpoint
+from eyas.kernels.packed import PackedWeight, Weight
+from eyas.models.checkpoint import Checkpoint, Kept
 from eyas.models.formats import StoredTensor
 from eyas.models.spec import ModelSpec
+from eyas.ops.dequantise import dequantised
 
 Progress = Callable[[str, int, int], None]
 """Called with (tensor name, bytes copied, bytes in all) after each tensor."""
@@ -97,31 +99,52 @@ _PACKED = re.compile(r"\.experts\.(gate_up|down)\.weight$")
 
 
 def fused(
-    parameters: Mapping[str, list[torch.Tensor]], names: Mapping[str, str]
-) -> dict[str, list[torch.Tensor]]:
-    """Return parameters grouped as a checkpoint stores them.
+    parameters: Mapping[str, list[Weight]], names: Mapping[str, str]
+) -> dict[str, list[Weight]]:
+    """Return parameters grouped as a checkpoint stores them, under the names of `fused_name`.
+
+    Where all experts of a layer are one tensor whose gate and up are one parameter, each of them is
+    transposed; packed ones are not, which formats pack as they are used.
+    """
+    grouped: dict[str, list[Weight]] = {}
+    is_transposed = stores_transposed(parameters)
+    for parameter, blocks in parameters.items():
+        name = fused_name(parameter, names)
+        if is_transposed and ".experts." in parameter and _expert_number(name) is None:
+            blocks = [
+                (block if isinstance(block, PackedWeight) else block.t()).unsqueeze(0)
+                for block in blocks
+            ]
+        grouped.setdefault(name, []).extend(blocks)
+    return grouped
+
+
+def stores_transposed(parameters: Iterable[str]) -> bool:
+    """Whether a checkpoint with one tensor for all experts of a layer stores each one transposed."""
+    return any(".gate_up." in parameter for parameter in parameters)
+
+
+def fused_name(parameter: str, names: Mapping[str, str]) -> str:
+    """Return the name of what a checkpoint stores a parameter in, perhaps with others.
 
     A family that names "attention.qkv" or "mlp.gate_up" in its CHECKPOINT_NAMES stores the rows of q, k
     and v, or of gate and up, one after the other in one tensor. Where the names lack those of single
-    experts, all experts of a layer are one tensor: each of them transposed, where gate and up are one
-    parameter; else the rows of gate and up of the first expert, then of the second.
+    experts, all experts of a layer are one tensor: where gate and up are two parameters, the rows of
+    gate and up of the first expert, then of the second.
     """
-    grouped: dict[str, list[torch.Tensor]] = {}
-    is_transposed = any(".gate_up." in parameter for parameter in parameters)
-    for parameter, blocks in parameters.items():
-        pattern, numbers = parameter_pattern(parameter)
-        match = _FUSED.fullmatch(parameter)
-        if "{expert}" in numbers and pattern not in names:
-            parameter = parameter.replace(f".experts.{numbers['{expert}']}.", ".experts.")
-            if is_transposed:
-                blocks = [block.t().unsqueeze(0) for block in blocks]
-            else:
-                parameter = re.sub(r"\.(gate|up)\.", ".gate_up.", parameter)
-        elif match is not None and pattern not in names:
-            whole = "attention.qkv" if match[2].startswith("attention") else "mlp.gate_up"
-            parameter = f"{match[1]}{whole}.{match[3]}"
-        grouped.setdefault(parameter, []).extend(blocks)
-    return grouped
+    pattern, numbers = parameter_pattern(parameter)
+    match = _FUSED.fullmatch(parameter)
+    if "{expert}" in numbers and pattern not in names:
+        parameter = parameter.replace(f".experts.{numbers['{expert}']}.", ".experts.")
+        return re.sub(r"\.(gate|up)\.", ".gate_up.", parameter)
+    if match is not None and pattern not in names:
+        whole = "attention.qkv" if match[2].startswith("attention") else "mlp.gate_up"
+        return f"{match[1]}{whole}.{match[3]}"
+    return parameter
+
+
+def _expert_number(parameter: str) -> str | None:
+    return parameter_pattern(parameter)[1].get("{expert}")
 
 
 def has_own_head(checkpoint: Checkpoint, names: Mapping[str, str]) -> bool:
@@ -291,7 +314,7 @@ def _latent_sizes(spec: ModelSpec) -> dict[str, tuple[str, int]]:
 
 
 def wanted_tensors(
-    parameters: Mapping[str, list[torch.Tensor]],
+    parameters: Mapping[str, list[Weight]],
     checkpoint: Checkpoint,
     names: Mapping[str, str],
     tie_embeddings: bool,
@@ -320,24 +343,26 @@ def wanted_tensors(
 
 
 def fill(
-    parameters: Mapping[str, list[torch.Tensor]],
+    parameters: Mapping[str, list[Weight]],
     checkpoint: Checkpoint,
     wanted: Mapping[str, str],
     progress: Progress | None = None,
+    kept: Kept | None = None,
 ) -> None:
-    """Copy tensors into parameters, converting their type. wanted: from `wanted_tensors`.
+    """Copy tensors into parameters, converting their type. wanted: from `wanted_tensors`. kept: the
+    tensors whose parameters are packed.
 
     ValueError: a number is not finite, or does not fit the type of the parameter.
     """
     total = sum(checkpoint.tensors[name].num_bytes for name in wanted)
     done = 0
-    for name, parts in checkpoint.stream(list(wanted)):
+    for name, parts in checkpoint.stream(list(wanted), kept):
         for start, rows in parts:
             if rows.dim() > parameters[wanted[name]][0].dim():  # of all experts of a layer
                 start, rows = start * rows.shape[1], rows.flatten(0, 1)
             for target, values in _overlaps(parameters[wanted[name]], start, rows):
-                target.copy_(values)
-                if not _is_finite(target):
+                target.copy_(values)  # type: ignore[arg-type]
+                if not _is_finite(dequantised(target)):
                     raise ValueError(
                         f"{checkpoint.tensors[name].file}: tensor {name!r} holds numbers that are not "
                         f"finite{_as_type(target, values)}; download the checkpoint again or choose "
@@ -348,9 +373,7 @@ def fill(
             progress(name, done, total)
 
 
-def _overlaps(
-    blocks: list[torch.Tensor], start: int, rows: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _overlaps(blocks: list[Weight], start: int, rows: Weight) -> Iterator[tuple[Weight, Weight]]:
     """Yield (part of a block, the rows for it). rows: from row `start` of all blocks on."""
     first, stop = 0, start + rows.shape[0]
     for block in blocks:
@@ -366,8 +389,8 @@ def _is_finite(block: torch.Tensor) -> bool:
     return bool(block.sum().isfinite()) or bool(block.isfinite().all())
 
 
-def _as_type(block: torch.Tensor, stored: torch.Tensor) -> str:
-    is_converted = block.dtype != stored.dtype
+def _as_type(block: Weight, stored: Weight) -> str:
+    is_converted = isinstance(block, PackedWeight) or block.dtype != stored.dtype
     return f" as {str(block.dtype).removeprefix('torch.')}" if is_converted else ""
 
 
@@ -414,7 +437,7 @@ def _empty_biases(checkpoint: Checkpoint, names: list[str]) -> set[str]:
     return {
         name
         for name, parts in checkpoint.stream(biases)
-        if not any(bool(rows.any()) for _, rows in parts)
+        if not any(bool(dequantised(rows).any()) for _, rows in parts)
     }
 
 

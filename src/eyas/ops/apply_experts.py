@@ -15,6 +15,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from eyas.kernels.packed import Weight
+from eyas.ops.dequantise import dequantised
 from eyas.ops.dispatch import Operation
 from eyas.ops.gate import Activation, gate
 from eyas.ops.tile_experts import tile_experts
@@ -25,8 +27,8 @@ def apply_experts(
     x_TD: torch.Tensor,
     experts_TK: torch.Tensor,
     weights_TK: torch.Tensor,
-    gate_up_E2FD: torch.Tensor,
-    down_EDF: torch.Tensor,
+    gate_up_E2FD: Weight,
+    down_EDF: Weight,
     gate_up_bias_E2F: torch.Tensor | None,
     down_bias_ED: torch.Tensor | None,
     activation: Activation,
@@ -39,8 +41,8 @@ def apply_experts(
     def run(expert: int, x_nD: torch.Tensor) -> torch.Tensor:
         gate_up_bias = None if gate_up_bias_E2F is None else gate_up_bias_E2F[expert]
         down_bias = None if down_bias_ED is None else down_bias_ED[expert]
-        gated_nF = gate(F.linear(x_nD, gate_up_E2FD[expert], gate_up_bias), activation)
-        return F.linear(gated_nF, down_EDF[expert], down_bias)
+        both_n2F = F.linear(x_nD, dequantised(gate_up_E2FD[expert]), gate_up_bias)
+        return F.linear(gate(both_n2F, activation), dequantised(down_EDF[expert]), down_bias)
 
     return by_expert(x_TD, experts_TK, weights_TK, run)
 
@@ -50,8 +52,8 @@ def _by_kernel(
     x_TD: torch.Tensor,
     experts_TK: torch.Tensor,
     weights_TK: torch.Tensor,
-    gate_up_E2FD: torch.Tensor,
-    down_EDF: torch.Tensor,
+    gate_up_E2FD: Weight,
+    down_EDF: Weight,
     gate_up_bias_E2F: torch.Tensor | None,
     down_bias_ED: torch.Tensor | None,
     activation: Activation,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.kernels.packed import Layout, PackedWeight
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import (
     SCALE_TYPES,
@@ -27,7 +28,7 @@ from eyas.models.formats.base import (
     wrong_shape,
 )
 from eyas.models.formats.config import group_size
-from eyas.models.formats.integers import unpacked, values
+from eyas.models.formats.integers import layout_of, packed, unpacked, values
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of its 8 columns each 4 bits of a word hold, from the lowest bits on."""
@@ -47,11 +48,41 @@ class AwqGemm:
         return len(ORDER)
 
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
+        return values(*self._integers(pieces, start, stop))
+
+    @property
+    def is_transposed(self) -> bool:
+        return False
+
+    @property
+    def layout(self) -> Layout | None:
+        scales = self.pieces["scales"]
+        return layout_of(4, scales, scales.shape[0], self.pieces["words"].shape[0])
+
+    def pack(
+        self,
+        pieces: Mapping[str, torch.Tensor],
+        start: int,
+        stop: int,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> PackedWeight:
+        numbers_OI, zeros_OG, scales_OG = self._integers(pieces, start, stop, device)
+        return packed(numbers_OI, zeros_OG, scales_OG, layout, dtype)
+
+    def _integers(
+        self,
+        pieces: Mapping[str, torch.Tensor],
+        start: int,
+        stop: int,
+        device: torch.device | str = "cpu",
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return numbers [O, I], zero points and scales [O, G]."""
         words = slice(start // len(ORDER), stop // len(ORDER))
-        numbers_OI = unpacked(pieces["words"][:, words].T.contiguous(), 4, 0, ORDER)
-        zeros_OG = unpacked(pieces["zeros"][:, words].T.contiguous(), 4, 0, ORDER)
-        scales_OG = pieces["scales"][:, start:stop].T.contiguous()
-        return values(numbers_OI, zeros_OG, scales_OG)
+        numbers_OI = unpacked(pieces["words"][:, words].to(device).T.contiguous(), 4, 0, ORDER)
+        zeros_OG = unpacked(pieces["zeros"][:, words].to(device).T.contiguous(), 4, 0, ORDER)
+        return numbers_OI, zeros_OG, pieces["scales"][:, start:stop].to(device).T.contiguous()
 
 
 @dataclass(frozen=True, slots=True)

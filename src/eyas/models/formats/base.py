@@ -16,8 +16,12 @@ from typing import Protocol
 
 import torch
 
+from eyas.kernels.packed import Layout, PackedWeight
+
 DECODED_NUMBERS = 1 << 19
 """Numbers that are decoded at a time: few, so that a decoder's temporary tensors stay in the caches."""
+KEPT_NUMBERS = 1 << 24
+"""Numbers that are brought to a device at a time where they stay packed."""
 ITEM_BYTES = {
     "F64": 8,
     "I64": 8,
@@ -63,6 +67,32 @@ class Packing(Protocol):
         """
         ...
 
+    @property
+    def layout(self) -> Layout | None:
+        """The layout in which kernels take the weight [..., O, I]; None where they do not."""
+        ...
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether `decode` returns the last two dimensions of that weight in the other order."""
+        ...
+
+    def pack(
+        self,
+        pieces: Mapping[str, torch.Tensor],
+        start: int,
+        stop: int,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> PackedWeight:
+        """Return rows `start` to `stop` as kernels take them, on `device`.
+
+        layout: that of the packing, perhaps with fewer rows of a block. dtype: of the values.
+        ValueError: as `decode`.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
@@ -93,11 +123,17 @@ class StoredTensor:
             return frozenset((self.file,))
         return frozenset(piece.file for piece in self.packing.pieces.values())
 
-    def row_ranges(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of the rows of a packed tensor that are decoded at a time."""
+    def row_ranges(self, kept: Layout | None = None) -> Iterator[tuple[int, int]]:
+        """Yield (start, stop) of the rows of a packed tensor that are decoded at a time, or that are
+        brought to a device as they are. kept: the layout in which they stay packed."""
         assert self.packing is not None
-        multiple = self.packing.row_multiple
-        step = max(1, DECODED_NUMBERS // max(1, math.prod(self.shape[1:])) // multiple) * multiple
+        multiple, most = self.packing.row_multiple, DECODED_NUMBERS
+        if kept is not None:
+            multiple, most = (
+                math.lcm(multiple, kept.rows if len(self.shape) == 2 else 1),
+                KEPT_NUMBERS,
+            )
+        step = max(1, most // max(1, math.prod(self.shape[1:])) // multiple) * multiple
         for start in range(0, self.shape[0], step):
             yield start, min(start + step, self.shape[0])
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.kernels.packed import Layout, PackedWeight
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import (
     SCALE_TYPES,
@@ -30,7 +31,14 @@ from eyas.models.formats.base import (
     wrong_shape,
 )
 from eyas.models.formats.config import block_size, group_size
-from eyas.models.formats.integers import WORD_BITS, stored_groups, unpacked, values
+from eyas.models.formats.integers import (
+    WORD_BITS,
+    layout_of,
+    packed,
+    stored_groups,
+    unpacked,
+    values,
+)
 from eyas.models.formats.scaled import scaled_tensor
 
 FORMATS = (
@@ -60,16 +68,50 @@ class PackedRows:
         return WORD_BITS // self.bits
 
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
-        numbers_OI = unpacked(pieces["words"][start:stop], self.bits, 1)
-        self._check_shape(pieces, [len(pieces["words"]), numbers_OI.shape[1]])
-        scales_OG = pieces["scales"][start:stop]
-        zeros_OG: torch.Tensor | int = 1 << (self.bits - 1)
-        if "zeros" in pieces:
-            zeros_OG = self._zeros(pieces["zeros"], start, stop)
+        numbers_OI, zeros_OG, scales_OG = self._integers(pieces, start, stop)
         group_of_I = None
         if "groups" in pieces:
             group_of_I = stored_groups(pieces["groups"], self.pieces["groups"], scales_OG.shape[1])
         return values(numbers_OI, zeros_OG, scales_OG, group_of_I)
+
+    @property
+    def is_transposed(self) -> bool:
+        return False
+
+    @property
+    def layout(self) -> Layout | None:
+        scales, words = self.pieces["scales"], self.pieces["words"]
+        if "groups" in self.pieces:
+            return None
+        num_columns = words.shape[1] * self.row_multiple
+        return layout_of(self.bits, scales, scales.shape[1], num_columns)
+
+    def pack(
+        self,
+        pieces: Mapping[str, torch.Tensor],
+        start: int,
+        stop: int,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> PackedWeight:
+        numbers_OI, zeros_OG, scales_OG = self._integers(pieces, start, stop, device)
+        return packed(numbers_OI, zeros_OG, scales_OG, layout, dtype)
+
+    def _integers(
+        self,
+        pieces: Mapping[str, torch.Tensor],
+        start: int,
+        stop: int,
+        device: torch.device | str = "cpu",
+    ) -> tuple[torch.Tensor, torch.Tensor | int, torch.Tensor]:
+        """Return numbers [O, I], zero points, or the one of all, and scales [O, G]."""
+        numbers_OI = unpacked(pieces["words"][start:stop].to(device), self.bits, 1)
+        self._check_shape(pieces, [len(pieces["words"]), numbers_OI.shape[1]])
+        zeros_OG: torch.Tensor | int = 1 << (self.bits - 1)
+        if "zeros" in pieces:
+            zeros_OG = self._zeros(pieces["zeros"], start, stop).to(device)
+        return numbers_OI, zeros_OG, pieces["scales"][start:stop].to(device)
 
     def _zeros(self, stored: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         if stored.dtype != torch.int32:

@@ -9,10 +9,13 @@ Legend: O rows (output features), I columns (input features), G groups of column
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
+from eyas.kernels.packed import STEP, Layout, PackedWeight
 from eyas.models.formats.base import StoredTensor
+from eyas.ops.dequantise import pair_up
 
 WORD_BITS = 32
 
@@ -26,7 +29,7 @@ def unpacked(
     """
     count = WORD_BITS // bits
     shape = (*words.shape[: dim + 1], count, *words.shape[dim + 1 :])
-    numbers = torch.empty(shape, dtype=torch.int32)
+    numbers = torch.empty(shape, dtype=torch.int32, device=words.device)
     for index, position in enumerate(order or range(count)):
         shifted = words >> (bits * index)
         numbers.select(dim + 1, position).copy_(shifted.bitwise_and_((1 << bits) - 1))
@@ -51,6 +54,28 @@ def values(
         return values_OI.mul_(scales_OG.index_select(1, group_of_I))
     values_OGI = values_OI.unflatten(1, (scales_OG.shape[1], -1))
     return values_OGI.sub_(zeros_OG.unsqueeze(2)).mul_(scales_OG.unsqueeze(2)).flatten(1)
+
+
+def layout_of(bits: int, scales: StoredTensor, num_groups: int, num_columns: int) -> Layout | None:
+    """Return the layout in which kernels take a weight whose groups are runs of columns."""
+    columns = 0 if num_groups == 1 else num_columns // num_groups
+    names: dict[str, Literal["float16", "bfloat16"]] = {"F16": "float16", "BF16": "bfloat16"}
+    if bits != 4 or scales.dtype not in names or columns % STEP:
+        return None
+    return Layout("int4", 1, columns, names[scales.dtype])
+
+
+def packed(
+    numbers_OI: torch.Tensor,
+    zeros_OG: torch.Tensor | int,
+    scales_OG: torch.Tensor,
+    layout: Layout,
+    dtype: torch.dtype,
+) -> PackedWeight:
+    """Return the weight whose values `values` gives, as kernels take it."""
+    words_OG = scales_OG.contiguous().view(torch.int16).int() & 0xFFFF
+    words_OG |= (torch.zeros_like(words_OG) + zeros_OG) << 16
+    return PackedWeight(layout, pair_up(numbers_OI), words_OG, numbers_OI.shape[1], dtype)
 
 
 def stored_groups(group_of_I: torch.Tensor, entry: StoredTensor, count: int) -> torch.Tensor:

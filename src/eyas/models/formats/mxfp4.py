@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
+from eyas.kernels.packed import Layout, PackedWeight
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import (
     StoredTensor,
@@ -26,9 +28,11 @@ from eyas.models.formats.base import (
     visible,
     wrong_shape,
 )
+from eyas.ops.dequantise import pair_up
 
 GROUP_BYTES = 16
 """Bytes of the 32 numbers that share a scale."""
+LAYOUT = Layout("mxfp4", 1, 2 * GROUP_BYTES)
 BYTES = 1 << 17
 """Bytes that are looked up at a time: few, so that their indices stay in the caches."""
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -53,6 +57,28 @@ class Mxfp4Rows:
         values = number_pairs(pieces["weight"][start:stop].view(torch.uint8))
         scales = pieces["scale"][start:stop].bfloat16()
         return values.unflatten(-1, (-1, 2 * GROUP_BYTES)).mul_(scales.unsqueeze(-1)).flatten(-2)
+
+    @property
+    def is_transposed(self) -> bool:
+        return False
+
+    @property
+    def layout(self) -> Layout:
+        return LAYOUT
+
+    def pack(
+        self,
+        pieces: Mapping[str, torch.Tensor],
+        start: int,
+        stop: int,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> PackedWeight:
+        numbers, scales = (
+            pieces[role][start:stop].view(torch.uint8).to(device) for role in ("weight", "scale")
+        )
+        return kept(numbers, scales, dtype)
 
 
 def mxfp4_rows(name: str, pieces: Mapping[str, StoredTensor]) -> StoredTensor:
@@ -84,6 +110,33 @@ class Mxfp4Experts:
         values = number_pairs(pieces["blocks"][start:stop])
         scales = pieces["scales"][start:stop].view(torch.float8_e8m0fnu).bfloat16()
         return values.mul_(scales.unsqueeze(-1)).flatten(-2).transpose(1, 2)
+
+    @property
+    def is_transposed(self) -> bool:
+        return True
+
+    @property
+    def layout(self) -> Layout:
+        return LAYOUT
+
+    def pack(
+        self,
+        pieces: Mapping[str, torch.Tensor],
+        start: int,
+        stop: int,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> PackedWeight:
+        blocks, scales = (pieces[role][start:stop].to(device) for role in ("blocks", "scales"))
+        return kept(blocks.flatten(-2), scales, dtype)
+
+
+def kept(pairs: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype) -> PackedWeight:
+    """Return a weight whose bytes hold neighbours [..., O, I / 2], and exponents [..., O, I / 32]."""
+    numbers = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2)
+    words = F.pad(exponents, (0, -exponents.shape[-1] % 4)).contiguous().view(torch.int32)
+    return PackedWeight(LAYOUT, pair_up(numbers), words, numbers.shape[-1], dtype)
 
 
 def number_pairs(packed: torch.Tensor) -> torch.Tensor:

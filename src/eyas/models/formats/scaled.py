@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.kernels.packed import STEP, Layout, PackedWeight
 from eyas.models.formats.base import SCALE_TYPES, StoredTensor, check_type, wrong_shape
 
 
@@ -45,6 +46,36 @@ class Scaled:
             if whole < shape[-1]:  # the last block is incomplete
                 apply(values[..., whole:], blocks[..., -1:])
         return values
+
+    @property
+    def is_transposed(self) -> bool:
+        return False
+
+    @property
+    def layout(self) -> Layout | None:
+        weight, (rows, columns) = self.pieces["weight"], self.block
+        columns = 0 if columns >= weight.shape[-1] else columns
+        if weight.dtype != "F8_E4M3" or "zeros" in self.pieces or columns % STEP:
+            return None
+        return Layout("fp8", min(rows, weight.shape[-2]), columns)
+
+    def pack(
+        self,
+        pieces: Mapping[str, torch.Tensor],
+        start: int,
+        stop: int,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> PackedWeight:
+        shape = tuple(pieces["weight"].shape)
+        numbers = pieces["weight"][start:stop].view(torch.uint8).to(device)
+        blocks = pieces["scale"].float().reshape(block_counts(shape, self.block))
+        if len(shape) > 2:
+            blocks, start, stop = blocks[start:stop], 0, shape[-2]
+        rows = torch.arange(start, stop, layout.rows) // self.block[0]
+        scales = blocks.index_select(-2, rows).to(device)
+        return PackedWeight(layout, numbers, scales, shape[-1], dtype)
 
     def _of_rows(
         self, blocks: torch.Tensor, shape: tuple[int, ...], start: int, stop: int

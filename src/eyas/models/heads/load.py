@@ -154,6 +154,7 @@ def load_head(
         blocks = None if spec.own_head else parameters.pop("head.weight", None)
         if blocks is not None:
             assert ids_V is not None
+            blocks = [block for block in blocks if isinstance(block, torch.Tensor)]
             _fill_from_target(blocks, ids_V, target, Path(target_directory))
         fill(parameters, checkpoint, {n: p for p, n in files.items() if p in parameters}, progress)
         head.seal()

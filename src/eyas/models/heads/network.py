@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from eyas.attention.base import Attend
+from eyas.kernels.packed import Weight
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.norm import RMSNorm
@@ -95,17 +96,19 @@ class DraftHead:
         # A row has the rope angles of the position before it, whose feature it reads.
         self._rope = RopeTable(spec.rope, max_model_len, dtype=dtype, device=self.device, lag=1)
 
-    def parameters(self) -> dict[str, list[torch.Tensor]]:
+    def parameters(self) -> dict[str, list[Weight]]:
         """Return the tensors that a loader fills, by name: consecutive blocks of the parameter's rows.
 
         The names are those of `spec.parameter_shapes`, and "head.weight" where the output layer is a
         selection of the target's rows.
         """
-        tensors = {f"{name}.weight": [norm.parameter()] for name, norm in self._norms.items()}
+        tensors: dict[str, list[Weight]] = {
+            f"{name}.weight": [norm.parameter()] for name, norm in self._norms.items()
+        }
         if self.spec.own_embedding:
             tensors["embedding.weight"] = [self._embedding.weight_VD]
         if self._owns_head:
-            tensors["head.weight"] = self._head.parameters()
+            tensors["head.weight"] = list(self._head.parameters())
         tensors |= {name: [view] for name, view in self._fc.parameters().items()}
         for index, layer in enumerate(self._layers):
             for name, view in layer.parameters().items():

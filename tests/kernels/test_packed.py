@@ -1,0 +1,126 @@
+"""Products with packed weights: the bits of the same weights unpacked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eyas.kernels import experts, gemm
+from eyas.kernels.packed import Layout
+from eyas.kernels.tiles import Tile
+from eyas.ops.dequantise import dequantised
+from tests.kernels.packing import LAYOUTS, random_weight
+
+TILES = (Tile(64, 16, 128, 4, 4), Tile(128, 64, 64, 4, 4))
+
+
+def plain_tile(tile: Tile, layout: Layout, device: torch.device) -> Tile:
+    """The tile with which the unpacked weight is added up in the same steps. A device adds up 16
+    columns at a time whatever the tile; numpy, in the interpreter, those of a step."""
+    if device.type == "cuda" or layout.kind == "fp8":
+        return tile
+    return replace(tile, block_k=32)
+
+
+def dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
+    """The interpreter has no products of bfloat16."""
+    plain = (torch.float32, torch.float16)
+    return (*plain, torch.bfloat16) if device.type == "cuda" else plain
+
+
+def numbers(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(device, dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_packed_product_has_the_bits_of_the_unpacked_one(
+    layout: Layout, device: torch.device
+) -> None:
+    for dtype in dtypes(device):
+        for num_out, num_in in ((136, 544), (64, 256))[: 1 + (dtype == torch.float16)]:
+            weight = random_weight(layout, num_out, num_in, dtype=dtype, device=device)
+            plain_OI = dequantised(weight)
+            assert plain_OI.dtype == dtype and plain_OI.shape == (num_out, num_in)
+            assert 0.02 < plain_OI.float().std() * num_in**0.5 < 5
+            x_TI = numbers(33, num_in, dtype=dtype, device=device)
+            bias_O = numbers(num_out, dtype=dtype, device=device)
+            for num_rows, tile in ((1, TILES[0]), (33, TILES[1])):
+                x, alike = x_TI[:num_rows], plain_tile(tile, layout, device)
+                for options in ({"bias_O": bias_O}, {"num_splits": 2}):
+                    expected = gemm.product(x, plain_OI, tile=alike, **options)  # type: ignore[arg-type]
+                    found = gemm.product(x, weight, tile=tile, **options)  # type: ignore[arg-type]
+                    assert torch.equal(found, expected), (dtype, num_in, tile)
+                expected = gemm.gated_product(x, plain_OI, tile=alike)
+                assert torch.equal(gemm.gated_product(x, weight, tile=tile), expected)
+
+
+@pytest.mark.parametrize(
+    ("layout", "activation"),
+    [(LAYOUTS[0], "silu"), (LAYOUTS[3], "clamped_swiglu"), (LAYOUTS[4], "silu")],
+    ids=str,
+)
+def test_packed_experts_have_the_bits_of_unpacked_ones(
+    layout: Layout, activation: str, device: torch.device
+) -> None:
+    num_experts, size, num_in, dtype = 5, 96, 272, dtypes(device)[-1]
+    kinds = {"dtype": dtype, "device": device}
+    gate_up = random_weight(layout, num_experts, 2 * size, num_in, **kinds)
+    down = random_weight(layout, num_experts, num_in, size, **kinds)
+    biases = numbers(num_experts, 2 * size, **kinds), numbers(num_experts, num_in, **kinds)
+    for num_rows in (1, 9):
+        x_TI = numbers(num_rows, num_in, **kinds)
+        generator = torch.Generator().manual_seed(num_rows)
+        scores = torch.rand(num_rows, num_experts, generator=generator)
+        experts_TK = scores.topk(2).indices.int().to(device)
+        weights_TK = torch.rand(num_rows, 2, generator=generator).to(device)
+        tile = experts.tile_for(num_rows, 2, num_experts, dtype)
+        results = []
+        plain = dequantised(gate_up), dequantised(down), plain_tile(tile, layout, device)
+        for first, second, each in ((gate_up, down, tile), plain):
+            gated_NF = experts.gated_product(
+                x_TI, first, biases[0], experts_TK, 2, activation, each
+            )
+            out_KTO = experts.weighted_product(
+                gated_NF, second, biases[1], experts_TK, weights_TK, each
+            )
+            results.append((gated_NF, out_KTO))
+        packed, expected = results
+        assert torch.equal(packed[0], expected[0]) and torch.equal(packed[1], expected[1])
+
+
+def test_rows_of_a_packed_weight_are_filled_one_after_another() -> None:
+    for layout in LAYOUTS:
+        whole = random_weight(layout, 3, 256, 320, dtype=torch.float32, device=torch.device("cpu"))
+        copy = layout.empty(3, 256, 320, dtype=torch.float32)
+        for expert in range(3):
+            for rows in (slice(0, 128), slice(128, 256)):
+                copy[expert][rows].copy_(whole[expert][rows])
+        assert torch.equal(dequantised(copy), dequantised(whole))
+        flat = dequantised(whole.flatten(0, 1))
+        assert torch.equal(flat, dequantised(whole).flatten(0, 1))
+        assert whole[0].num_bytes == layout.bytes_of(256, 320)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "mxfp4", "int4"])
+def test_every_number_has_its_value(kind: str) -> None:
+    """The smallest and largest scales too, of which FP4 has one that float32 holds as a subnormal."""
+    layout = {each.kind: each for each in LAYOUTS}[kind]  # type: ignore[index]
+    weight = layout.empty(64, 256, dtype=torch.float32)
+    codes = torch.arange(256, dtype=torch.uint8)
+    weight.numbers.copy_(codes.repeat(64, 2)[:, : weight.numbers.shape[1]])
+    if kind == "fp8":
+        weight.numbers[(weight.numbers & 0x7F) == 0x7F] = 0
+        weight.scales.copy_(torch.logspace(-30, 30, 64)[:, None])
+    elif kind == "mxfp4":
+        weight.scales.view(torch.uint8).copy_(torch.arange(64 * 8).remainder(250).view(64, 8))
+    else:
+        weight.scales.copy_((torch.arange(64)[:, None] % 16 << 16) | 0x3C01)
+    plain_OI = dequantised(weight)
+    assert plain_OI.isfinite().all() and plain_OI.count_nonzero() > 1000
+    for column in (0, 77, 255):
+        x_TI = torch.zeros(1, 256)
+        x_TI[0, column] = 1.0
+        assert torch.equal(gemm.product(x_TI, weight)[0], plain_OI[:, column])
