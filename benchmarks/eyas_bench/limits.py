@@ -40,15 +40,21 @@ def weights_read(spec: ModelSpec, num_rows: int) -> float:
 
 
 def least_step_ms(
-    spec: ModelSpec, dtype: torch.dtype, *, num_rows: int, num_sequences: int, length: int
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    *,
+    num_rows: int,
+    num_sequences: int,
+    length: int,
+    kv_dtype: torch.dtype | None = None,
 ) -> float:
     """Return the least time of a step in milliseconds, on one H200.
 
     num_rows: rows of the step, drafted ones included. length: positions that each sequence has stored;
-    a layer with a window reads the last of them alone.
+    a layer with a window reads the last of them alone. kv_dtype: of the cache; None is `dtype`.
     """
     stored = num_sequences * sum(
-        min(length, store.window or length) * KVStore.bytes_per_slot([store], dtype)
+        min(length, store.window or length) * KVStore.bytes_per_slot([store], kv_dtype or dtype)
         for store in spec.attention_stores
     )
     stored += num_sequences * sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 from eyas.attention.reference import ReferenceAttention
 from eyas.cache import KVStore
+from eyas.cache.store import KVScales, Store
 from eyas.config import CacheConfig, EngineConfig, EngineInfo, SchedulerConfig
 from eyas.core import Delta, Request, TokenLogprob, Usage
 from eyas.draft import Drafter, ModelNetwork, RootDrafter, TreeDrafter, TreeShape
@@ -50,6 +51,8 @@ LAYERS = {
 }
 """Kinds of layers beside the dense one: the tiny model (`tests.models.tiny`) that has them, and how
 strongly its feed-forward blocks change what the bigrams say."""
+IN_BYTES = "experts"
+"""The layers whose keys and values are stored in FP8, those of their drafting heads too."""
 MAX_BATCH = 128
 MAX_SEATS = 16
 
@@ -275,9 +278,19 @@ def dtypes() -> list[torch.dtype]:
     return [torch.float32, torch.bfloat16] if cpu_has_bfloat16() else [torch.float32]
 
 
+def new_store(stores: Sequence[Store], num_slots: int, dtype: torch.dtype, layers: str) -> KVStore:
+    """A store for a network of these layers."""
+    cpu = torch.device("cpu")
+    if layers != IN_BYTES:
+        return KVStore(stores, num_slots, dtype=dtype, device=cpu)
+    scales = [KVScales(0.03, 0.6)] * len(stores)
+    fp8 = torch.float8_e4m3fn
+    return KVStore(stores, num_slots, dtype=dtype, device=cpu, stored_dtype=fp8, scales=scales)
+
+
 def new_runner(dtype: torch.dtype, num_slots: int, layers: str = "dense") -> ModelRunner:
     model = weights(dtype, layers).target
-    kv = KVStore(model.spec.stores, num_slots, dtype=dtype, device=torch.device("cpu"))
+    kv = new_store(model.spec.stores, num_slots, dtype, layers)
     return ModelRunner(model, ReferenceAttention(kv))
 
 

@@ -114,8 +114,14 @@ class _Plan:
 
     def destination(self, layer: int) -> KVDestination:
         kv = self._backend.kv
+        scales = kv.scales[layer]
         return KVDestination(
-            kv.layers[layer], self._write_slots_T, kv.keys[layer], kv.values[layer]
+            kv.layers[layer],
+            self._write_slots_T,
+            kv.keys[layer],
+            kv.values[layer],
+            scales.key,
+            scales.value,
         )
 
     def __call__(
@@ -123,7 +129,7 @@ class _Plan:
     ) -> torch.Tensor:
         backend, layout = self._backend, self._layout
         store, kv_S2GH = backend.stores[layer], backend.kv.layers[layer]
-        shape, pdl = backend.shapes[store], backend.pdl
+        shape, pdl, scales = backend.shapes[store], backend.pdl, backend.kv.scales[layer]
         if q_TNH.stride(2) != 1 or q_TNH.stride(1) != q_TNH.shape[2]:
             q_TNH = q_TNH.contiguous()
         out_TNH = torch.empty(
@@ -134,7 +140,16 @@ class _Plan:
             heights = backend.heights[store]
             height = next((h for h in heights if h >= lines), heights[-1])
             attend_nodes(
-                q_TNH, kv_S2GH, out_TNH, self._nodes, shape, height, sinks_N=sinks_N, pdl=pdl
+                q_TNH,
+                kv_S2GH,
+                out_TNH,
+                self._nodes,
+                shape,
+                height,
+                sinks_N=sinks_N,
+                key_scale=scales.key,
+                value_scale=scales.value,
+                pdl=pdl,
             )
         if layout.contexts:
             tiles = backend.tiles[store]
@@ -148,6 +163,8 @@ class _Plan:
                 shape,
                 tiles,
                 sinks_N=sinks_N,
+                key_scale=scales.key,
+                value_scale=scales.value,
                 pdl=pdl,
             )
         if self._stop < len(out_TNH):

@@ -3,7 +3,8 @@
 Promises: one tensor [S, 2, G, H] a layer, allocated once, with keys at index 0 and values at index 1;
 [S, 1, G, H] where the values are the first numbers of the keys. The layers of a model declare which,
 and their sizes (`LayerStore`). Layers with a state per sequence have none, but an entry in `states`.
-Does not know: which sequence owns a slot.
+The number format may be narrower than the model's; then each layer has scales.
+Does not know: which sequence owns a slot, how numbers are rounded.
 
 Legend: S slots, the null slot included, G key/value heads, H head dimension.
 """
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from eyas.cache.memory import zeros_on_demand
 from eyas.cache.states import SequenceStates
-from eyas.cache.store import LayerStore, StateStore, Store
+from eyas.cache.store import KVScales, LayerStore, StateStore, Store
 
 
 class KVStore:
@@ -25,7 +27,8 @@ class KVStore:
 
     layers: tensors [S, 2, G, H] or [S, 1, G, H], empty for a layer with a state. keys, values: views
     [S, G, H] of them; the last dimension of values is the store's `output_dim`. states: of the layers
-    that have one per sequence; None if there are none.
+    that have one per sequence; None if there are none. dtype: in which the model computes.
+    stored_dtype: of keys and values. scales: of each layer.
     """
 
     def __init__(
@@ -35,13 +38,18 @@ class KVStore:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        stored_dtype: torch.dtype | None = None,
+        scales: Sequence[KVScales] = (),
     ) -> None:
+        """Allocate the tensors. stored_dtype: None is `dtype`. scales: empty is 1 for all layers."""
         self.stores = tuple(stores)
         self.dtype = dtype
+        self.stored_dtype = stored_dtype or dtype
+        self.scales = _of_parts(scales or [KVScales()] * len(self.stores), self.stores)
         self.device = device
         self.layers = [
-            zeros_on_demand(_shape(store, num_slots), dtype=dtype, device=device)
-            for store in stores
+            zeros_on_demand(_shape(store, num_slots), dtype=self.stored_dtype, device=device)
+            for store in self.stores
         ]
         self.keys = [layer.select(1, 0) for layer in self.layers]
         self.values = [
@@ -54,8 +62,18 @@ class KVStore:
 
     @staticmethod
     def bytes_per_slot(stores: Sequence[Store], dtype: torch.dtype) -> int:
-        """Return the bytes of keys and values of one token in all layers."""
+        """Return the bytes of keys and values of one token in all layers. dtype: of the cache."""
         return sum(math.prod(_shape(store, 0)) * dtype.itemsize for store in stores)
+
+
+def _of_parts(scales: Sequence[KVScales], stores: Sequence[Store]) -> tuple[KVScales, ...]:
+    """Return the scales of layers, those of values that are part of keys being the keys' own."""
+    return tuple(
+        replace(scale, value=scale.key)
+        if isinstance(store, LayerStore) and store.value_dim is not None
+        else scale
+        for scale, store in zip(scales, stores, strict=True)
+    )
 
 
 def _shape(store: Store, num_slots: int) -> tuple[int, ...]:

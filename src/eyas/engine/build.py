@@ -17,12 +17,20 @@ import torch
 
 from eyas.attention import attention_units, open_attention
 from eyas.cache import CacheManager, KVStore
+from eyas.cache.store import KVScales
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
 from eyas.draft import Drafter
-from eyas.engine.drafting import Drafting, build_drafter, decide_drafting, load_network
+from eyas.engine.drafting import (
+    Drafting,
+    build_drafter,
+    decide_drafting,
+    load_network,
+    read_draft_scales,
+)
 from eyas.engine.engine import Engine
 from eyas.engine.exactness import check_exactness
+from eyas.engine.kv_format import kv_dtype_name, resolve_kv_dtype
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
@@ -65,7 +73,8 @@ class Parts:
     order: the row order of the model's matrix products. drafting: None if the drafter is passed in.
     network: the weights of the drafting network; None if the drafter has none. directory: of the
     model; None if it is in no files. tokenizer: None if prompts and answers are token ids only, and
-    then outputs cannot be constrained. eos_token_ids: the tokens that end a text.
+    then outputs cannot be constrained. eos_token_ids: the tokens that end a text. kv_scales,
+    draft_kv_scales: of an FP8 cache, by layer; empty is 1.
     """
 
     spec: ModelSpec
@@ -77,6 +86,8 @@ class Parts:
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
+    kv_scales: tuple[KVScales, ...] = ()
+    draft_kv_scales: tuple[KVScales, ...] = ()
 
 
 def build_engine(
@@ -129,6 +140,11 @@ def load(
     dtype = resolve_dtype(config.model.dtype, hardware.device)
     _check_memory(config, spec, dtype, hardware)
     drafting = decide_drafting(config, directory, spec) if drafts else None
+    kv_scales: tuple[KVScales, ...] = ()
+    draft_kv_scales: tuple[KVScales, ...] = ()
+    if resolve_kv_dtype(config.cache.dtype, dtype, hardware.device) != dtype:
+        kv_scales = files.kv_scales()
+        draft_kv_scales = read_draft_scales(drafting, spec)
     progress("timing products", 0, 0)
     order = find_order(config, hardware, dtype, spec)
     model = files.load(
@@ -158,6 +174,8 @@ def load(
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(spec.eos_token_ids, tokenizer, spec.vocab_size),
         dtype=dtype,
+        kv_scales=kv_scales,
+        draft_kv_scales=draft_kv_scales,
     )
 
 
@@ -203,10 +221,11 @@ def assemble(
     device, capture common steps now; otherwise each step is captured when it first occurs.
     """
     spec, dtype, order, drafting = parts.spec, parts.dtype, parts.order, parts.drafting
-    per_slot, scratch = KVStore.bytes_per_slot(spec.stores, dtype), 0
+    kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
+    per_slot, scratch = KVStore.bytes_per_slot(spec.stores, kv_dtype), 0
     if drafting is not None:
-        per_slot += drafting.bytes_per_slot(dtype, hardware.device)
-        scratch = drafting.scratch_bytes(config.scheduler.max_num_seqs, dtype)
+        per_slot += drafting.bytes_per_slot(dtype, kv_dtype, hardware.device)
+        scratch = drafting.scratch_bytes(config.scheduler.max_num_seqs, kv_dtype)
         width = drafting.shape.width
     else:
         assert own_drafter is not None
@@ -218,12 +237,29 @@ def assemble(
     num_slots, max_length = _size_cache(
         config, per_slot, scratch, states, hardware.device, max_length, width
     )
-    kv = KVStore(spec.stores, num_slots, dtype=dtype, device=hardware.device)
+    kv = KVStore(
+        spec.stores,
+        num_slots,
+        dtype=dtype,
+        device=hardware.device,
+        stored_dtype=kv_dtype,
+        scales=parts.kv_scales,
+    )
+    log.info("keys and values are stored as %s", kv_dtype_name(kv_dtype))
     runner = ModelRunner(parts.model, open_attention(kv))
     drafter = own_drafter
     if drafter is None:
         assert drafting is not None
-        drafter = build_drafter(drafting, config, runner, parts.network, num_slots, max_length)
+        drafter = build_drafter(
+            drafting,
+            config,
+            runner,
+            parts.network,
+            num_slots,
+            max_length,
+            kv_dtype=kv_dtype,
+            kv_scales=parts.draft_kv_scales,
+        )
     exact = check_exactness(
         runner,
         order,
@@ -242,6 +278,7 @@ def assemble(
         num_parameters=spec.num_parameters,
         device=str(hardware.device),
         dtype=str(dtype).removeprefix("torch."),
+        kv_cache_dtype=kv_dtype_name(kv_dtype),
         max_model_len=max_length,
         num_slots=num_slots,
         vocab_size=spec.vocab_size,

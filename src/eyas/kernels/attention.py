@@ -122,6 +122,7 @@ def attend_splits_kernel(
     window,
     first_position,
     scale,
+    value_scale,
     NUM_KV_HEADS: tl.constexpr,
     PER_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -201,7 +202,7 @@ def attend_splits_kernel(
             sink_M = tl.zeros((HEIGHT,), tl.float32)
             if HAS_SINKS:
                 sink_M = tl.load(sinks_N + head_M, mask=is_line, other=0.0)
-            out_MH = finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS)
+            out_MH = finish(top_M, sum_M, value_MH, sink_M, value_scale, HAS_SINKS)
             answer_MH = out_TNH + (row_M * NUM_HEADS + head_M)[:, None] * HEAD_DIM + inner_1H
             is_row = (row_M >= 0)[:, None] & (inner_1H < HEAD_DIM)
             tl.store(answer_MH, out_MH.to(out_TNH.dtype.element_ty), mask=is_row)
@@ -273,10 +274,14 @@ def attend_nodes(
     height: int,
     *,
     sinks_N: torch.Tensor | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
     pdl: bool = False,
 ) -> None:
     """Write the outputs of the rows of `nodes.nodes_T` to the first rows of out_TNH; zeros where it
     is -1.
+
+    key_scale, value_scale: what is stored times this is a key or value.
 
     Reference: `dense` in tests/attention/scenes.py.
     """
@@ -315,7 +320,8 @@ def attend_nodes(
         nodes.limit,
         window,
         shape.first_position,
-        shape.scale,
+        shape.scale * key_scale,
+        value_scale,
         NUM_KV_HEADS=heads,
         PER_KV=per_kv,
         HEAD_DIM=shape.head_dim,
@@ -356,6 +362,7 @@ def attend_nodes(
         nodes.limit,
         window,
         shape.first_position,
+        value_scale,
         NUM_KV_HEADS=heads,
         PER_KV=per_kv,
         HEADS=lines,

@@ -140,6 +140,7 @@ def prompts_kernel(
     window,
     first_position,
     scale,
+    value_scale,
     NUM_KV_HEADS: tl.constexpr,
     PER_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -188,7 +189,7 @@ def prompts_kernel(
     sink_M = tl.zeros((HEIGHT,), tl.float32)
     if HAS_SINKS:
         sink_M = tl.load(sinks_N + head_M)
-    out_MH = finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS)
+    out_MH = finish(top_M, sum_M, value_MH, sink_M, value_scale, HAS_SINKS)
     tl.store(out_TNH + place_MH, out_MH.to(out_TNH.dtype.element_ty), mask=is_wanted)
 
 
@@ -230,9 +231,13 @@ def attend_prompts(
     tiles: PromptTiles,
     *,
     sinks_N: torch.Tensor | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
     pdl: bool = False,
 ) -> None:
     """Write the outputs of the rows of `tiles_X4` (`cut`) to out_TNH; its other rows are not changed.
+
+    key_scale, value_scale: what is stored times this is a key or value.
 
     Reference: `dense` in tests/attention/scenes.py.
     """
@@ -248,7 +253,8 @@ def attend_prompts(
         slots_AC.stride(0),
         0 if shape.window is None else shape.window,
         shape.first_position,
-        shape.scale,
+        shape.scale * key_scale,
+        value_scale,
         NUM_KV_HEADS=shape.num_kv_heads,
         PER_KV=shape.per_kv,
         HEAD_DIM=shape.head_dim,

@@ -102,12 +102,12 @@ def _attend_paths(
     top_M = tl.maximum(tl.max(score_MK, 1), tl.max(own_MK, 1)) * scale
     sum_M8, value_MH = nothing_weighted(q_MH.shape[0], INNER)
     sum_M8, value_MH = weighted(
-        score_MK, top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, REST,
-        SPLIT, True,
+        score_MK, q_MH, top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER,
+        REST, SPLIT, True,
     )  # fmt: skip
     sum_M8, value_MH = weighted(
-        own_MK, top_M, scale, own_slot_K, is_own, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, REST,
-        SPLIT, True,
+        own_MK, q_MH, top_M, scale, own_slot_K, is_own, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER,
+        REST, SPLIT, True,
     )  # fmt: skip
     return top_M, tl.max(sum_M8, 1), value_MH
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import torch
 
+from eyas.cache.store import KVScales
 from eyas.config import DtypeName
 from eyas.layers.row_order import RowOrder
 from eyas.models.checkpoint import Checkpoint
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
+from eyas.models.kv_scales import attention_modules, read_kv_scales
 from eyas.models.registry import family_of, ignored_tensors, read_spec
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import (
@@ -115,6 +117,12 @@ class ModelFiles:
             fill(parameters, self.checkpoint, self.wanted, progress)
             decoder.seal()
         return decoder
+
+    def kv_scales(self) -> tuple[KVScales, ...]:
+        """Return the scales of an FP8 cache, of each layer. ValueError: as `read_kv_scales`."""
+        stores = self.spec.stores
+        modules = attention_modules(self.names, stores)
+        return read_kv_scales(self.checkpoint, modules, stores)
 
 
 def load_model(
