@@ -82,6 +82,30 @@ def quantised(scene: Scene, scales: KVScales) -> Scene:
     return replace(scene, kv=kv)
 
 
+def with_window_slots(scene: Scene, lanes: list[Lane]) -> Scene:
+    """The scene over a store whose layer has fewer slots than there are, in another order, and none for
+    what no row's window shows."""
+    old = scene.kv
+    (store,) = old.stores
+    assert isinstance(store, LayerStore) and store.window is not None
+    used = (set(scene.write_slots_T.tolist()) | set(scene.layout.slots_AC.flatten().tolist())) - {0}
+    for b, lane in enumerate(lanes):
+        used -= set(scene.layout.slots_AC[b, : max(0, lane.stored - store.window + 1)].tolist())
+    kv = KVStore(
+        old.stores,
+        len(old.layers[0]) - 1,
+        dtype=old.dtype,
+        device=old.device,
+        num_window_slots=len(used),
+    )
+    assert kv.windows is not None and len(kv.layers[0]) < len(old.layers[0])
+    slots = torch.tensor(sorted(used))
+    order = torch.randperm(len(used), generator=torch.Generator().manual_seed(5))
+    kv.windows.slots_S[slots] = 1 + order
+    kv.layers[0][1 + order] = old.layers[0][slots]
+    return replace(scene, kv=kv)
+
+
 def random_parents(draw: random.Random, size: int) -> list[int]:
     return [-1] + [i - 1 if draw.random() < 0.5 else draw.randrange(i) for i in range(1, size)]
 

@@ -13,7 +13,15 @@ import torch
 
 from eyas.attention.triton import TritonAttention
 from eyas.cache.store import KVScales, LayerStore
-from tests.attention.scenes import Lane, Scene, build, dense, quantised, random_parents
+from tests.attention.scenes import (
+    Lane,
+    Scene,
+    build,
+    dense,
+    quantised,
+    random_parents,
+    with_window_slots,
+)
 from tests.kernels.test_attention_paths import interpreted, poisoned
 
 __all__ = ["interpreted"]
@@ -186,6 +194,17 @@ def test_rows_past_the_last_position_do_no_harm(is_chain: bool) -> None:
     with poisoned():
         out = TritonAttention(scene.kv).plan(layout, scene.write_slots_T)(0, scene.q_TNH)
     assert torch.equal(out[:3], whole[:3]) and bool(out.isfinite().all())
+
+
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_layers_with_a_window_may_have_slots_of_their_own(is_chain: bool) -> None:
+    store = LayerStore(4, 2, 16, window=100)
+    lanes = mixed_lanes(random.Random(8), is_chain=is_chain)
+    plain = build(lanes, store, torch.float32, 1, is_chain=is_chain)
+    expected = attend(plain)
+    assert torch.equal(attend(with_window_slots(plain, lanes)), expected)
+    crowded = replace(plain.layout, max_position=1_000_000)
+    assert torch.equal(attend(replace(with_window_slots(plain, lanes), layout=crowded)), expected)
 
 
 def test_layers_of_one_model_may_differ() -> None:

@@ -139,6 +139,7 @@ def splits(
             "TAIL_NODES": tail_nodes,
             "IS_WHOLE": is_whole,
             "HAS_SINKS": False,
+            "window_slots": None,
         },
         num_warps=4 if height <= 32 else 8,
         num_stages=stages,
@@ -151,7 +152,7 @@ def prompts(height: int, stages: int) -> Job:
     return Job(
         "eyas.kernels.attention_prefill:prompts_kernel",
         PROMPTS,
-        {**LAYER, **REST, **SEEN, **constants, "HAS_SINKS": False},
+        {**LAYER, **REST, **SEEN, **constants, "HAS_SINKS": False, "window_slots": None},
         num_warps=8,
         num_stages=stages,
         aligned=("q_stride",),
@@ -197,10 +198,14 @@ MERGING = Job(
 
 
 def of_gpt_oss(job: Job) -> Job:
-    """The job with gpt-oss's heads, windows and sinks."""
+    """The job with gpt-oss's heads and sinks, and windows that have slots of their own."""
     shape = {"PER_KV": 8, "HEAD_DIM": 64, "INNER": 64, "HAS_WINDOW": True, "HAS_SINKS": True}
     heads = {"HEADS": 8} if "HEADS" in job.constants else {}
-    return replace(job, constants={**job.constants, **shape, **heads})
+    constants = {**job.constants, **shape, **heads}
+    if constants.pop("window_slots", job) is not None:
+        return replace(job, constants=constants)
+    signature = {**job.signature, "window_slots": "*i64"}
+    return replace(job, signature=signature, constants=constants)
 
 
 def test_the_kernels_compile_for_hopper() -> None:

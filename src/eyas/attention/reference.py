@@ -21,7 +21,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from eyas.attention.base import Attend, KVDestination, Layout
 from eyas.attention.lanes import Lanes, context_lanes, node_lanes, split_by_width
 from eyas.attention.state_plan import StatePlan
-from eyas.cache.kv import KVStore
+from eyas.cache.kv import KVStore, WindowMap
 from eyas.cache.states import SequenceStates
 from eyas.cache.store import KVScales, LayerStore
 from eyas.ops.delta_rule import DeltaRule
@@ -45,6 +45,10 @@ class ReferenceAttention:
     @property
     def states(self) -> SequenceStates | None:
         return self.kv.states
+
+    @property
+    def windows(self) -> WindowMap | None:
+        return self.kv.windows
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
         """Plan the forward pass as lanes of prompt chunks and of trees."""
@@ -114,9 +118,10 @@ class _Plan:
 
     def destination(self, layer: int) -> KVDestination:
         kv, scales = self._kv, self._kv.scales[layer]
+        window_slots_S, slots_T = kv.window_slots(layer), self._write_slots_T
         return KVDestination(
             kv.layers[layer],
-            self._write_slots_T,
+            slots_T if window_slots_S is None else window_slots_S[slots_T],
             kv.keys[layer],
             kv.values[layer],
             scales.key,
@@ -131,7 +136,8 @@ class _Plan:
         answers = self._answers.get(store)
         if answers is None:
             heights, num_rows = self._heights[store], len(self._write_slots_T)
-            answers = _Answers(self._groups, store, heights, q_TNH.dtype, num_rows)
+            slots_S = self._kv.window_slots(layer)
+            answers = _Answers(self._groups, store, heights, q_TNH.dtype, num_rows, slots_S)
             self._answers[store] = answers
         return answers.run(q_TNH, self._kv.layers[layer], self._kv.scales[layer], sinks_N)
 
@@ -153,8 +159,9 @@ class _Answers:
         heights: tuple[int, ...],
         dtype: torch.dtype,
         num_rows: int,
+        window_slots_S: torch.Tensor | None,
     ) -> None:
-        self._tiles = [_Tiles(lanes, store, heights, dtype) for lanes in groups]
+        self._tiles = [_Tiles(lanes, store, heights, dtype, window_slots_S) for lanes in groups]
         parts = [tiles.rows for tiles in self._tiles]
         rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         self._num_rows = num_rows
@@ -184,10 +191,16 @@ class _Tiles:
     """Lanes cut into tiles of one height, with their masks; shared by all layers of one kind.
 
     rows: row of the forward pass for each place of the tiles in order, -1 for padding.
+    window_slots_S: as `KVStore.window_slots`.
     """
 
     def __init__(
-        self, lanes: Lanes, store: LayerStore, heights: tuple[int, ...], dtype: torch.dtype
+        self,
+        lanes: Lanes,
+        store: LayerStore,
+        heights: tuple[int, ...],
+        dtype: torch.dtype,
+        window_slots_S: torch.Tensor | None = None,
     ) -> None:
         self._num_lanes, num_queries = lanes.rows_YQ.shape
         self._scale = store.scale
@@ -203,6 +216,8 @@ class _Tiles:
         self.rows = rows_YQ.reshape(-1)
         self._query_rows = self.rows.clamp(min=0)
         self._slots = lanes.slots_YL.reshape(-1)
+        if window_slots_S is not None:
+            self._slots = window_slots_S[self._slots]
         self._num_columns = lanes.slots_YL.shape[1]
         columns_L = torch.arange(self._num_columns, device=self.rows.device)
         positions_YQ1 = positions_YQ.unsqueeze(-1)

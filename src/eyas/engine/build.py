@@ -21,6 +21,13 @@ from eyas.cache.store import KVScales
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
 from eyas.draft import Drafter
+from eyas.engine.cache_size import (
+    Demand,
+    SlotBytes,
+    cache_bytes,
+    most_slots,
+    num_window_slots,
+)
 from eyas.engine.drafting import (
     Drafting,
     build_drafter,
@@ -222,7 +229,9 @@ def assemble(
     """
     spec, dtype, order, drafting = parts.spec, parts.dtype, parts.order, parts.drafting
     kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
-    per_slot, scratch = KVStore.bytes_per_slot(spec.stores, kv_dtype), 0
+    windowed = [store for store in spec.attention_stores if store.window is not None]
+    per_window_slot = KVStore.bytes_per_slot(windowed, kv_dtype)
+    per_slot, scratch = KVStore.bytes_per_slot(spec.stores, kv_dtype) - per_window_slot, 0
     if drafting is not None:
         per_slot += drafting.bytes_per_slot(dtype, kv_dtype, hardware.device)
         scratch = drafting.scratch_bytes(config.scheduler.max_num_seqs, kv_dtype)
@@ -234,8 +243,11 @@ def assemble(
     states = _state_bytes(config, spec, width, dtype)
     if usable(hardware.device):
         scratch += step_bytes(spec, config, width, max_length, dtype)
-    num_slots, max_length = _size_cache(
-        config, per_slot, scratch, states, hardware.device, max_length, width
+    size = SlotBytes(
+        per_slot, per_window_slot, max((store.window or 0 for store in windowed), default=0)
+    )
+    num_slots, in_windows, max_length = _size_cache(
+        config, size, scratch, states, hardware.device, max_length, width
     )
     kv = KVStore(
         spec.stores,
@@ -244,6 +256,7 @@ def assemble(
         device=hardware.device,
         stored_dtype=kv_dtype,
         scales=parts.kv_scales,
+        num_window_slots=in_windows if in_windows < num_slots else None,
     )
     log.info("keys and values are stored as %s", kv_dtype_name(kv_dtype))
     runner = ModelRunner(parts.model, open_attention(kv))
@@ -260,14 +273,18 @@ def assemble(
             kv_dtype=kv_dtype,
             kv_scales=parts.draft_kv_scales,
         )
+    if kv.windows is not None:
+        kv.windows.assign_first()
     exact = check_exactness(
         runner,
         order,
         max_length,
-        num_slots,
+        in_windows,
         width=drafter.width,
         captures=config.scheduler.max_graph_batch != 0,
     )
+    if kv.windows is not None:
+        kv.windows.clear()
     log.info("exact: %s, %s", "yes" if exact.exact else "no", exact.reason)
     has_grammars = bool(parts.eos_token_ids) and parts.tokenizer is not None
     info = EngineInfo(
@@ -374,6 +391,7 @@ def connect(
     scheduler."""
     device = runner.model.device
     scheduling, states = config.scheduler, runner.backend.states
+    windows = runner.backend.windows
     num_snapshots = None
     if states is not None:
         spec, dtype = runner.model.spec, runner.model.dtype
@@ -389,9 +407,15 @@ def connect(
         info.num_slots,
         shares_prefixes=config.cache.prefix_cache,
         num_snapshots=num_snapshots,
+        windows=None if windows is None else (windows.num_window_slots, windows.window),
     )
     table = SequenceTable(
-        scheduling.max_num_seqs, info.max_model_len, drafter.width, device, states
+        scheduling.max_num_seqs,
+        info.max_model_len,
+        drafter.width,
+        device,
+        states,
+        None if windows is None else windows.slots_S,
     )
     scheduler = Scheduler(
         cache,
@@ -504,19 +528,26 @@ def _state_bytes(config: EngineConfig, spec: ModelSpec, width: int, dtype: torch
 
 def _size_cache(
     config: EngineConfig,
-    per_slot: int,
+    size: SlotBytes,
     scratch: int,
     states: int,
     device: torch.device,
     max_length: int,
     width: int,
-) -> tuple[int, int]:
-    """Return the number of slots and the longest sequence. One sequence of that length always fits.
+) -> tuple[int, int, int]:
+    """Return the number of slots, that of layers with a window, and the longest sequence. One sequence
+    of that length always fits.
 
-    per_slot: bytes of a slot. scratch: bytes that steps and drafting need in addition. states: bytes of
+    scratch: bytes that steps and drafting need in addition. states: bytes of
     the states of sequences. width: most nodes of a tree. Raises ValueError if no useful sequence fits.
     """
-    num_slots = config.cache.num_slots
+    num_slots, scheduling = config.cache.num_slots, config.scheduler
+    demand = Demand(
+        most_useful=scheduling.max_num_seqs * (max_length + 2 * width),
+        num_sequences=scheduling.max_num_seqs,
+        rows=scheduling.rows(on_gpu=device.type == "cuda"),
+        shares_prefixes=config.cache.prefix_cache,
+    )
     gib = 2**30
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -528,8 +559,7 @@ def _size_cache(
         table_bytes = 16 * config.scheduler.max_num_seqs * (max_length + 3 * width)
         budget = cache_budget(device, config.cache.memory_fraction, states)
         budget -= table_bytes + scratch
-        most_useful = config.scheduler.max_num_seqs * (max_length + 2 * width)
-        num_slots = min(budget // per_slot, most_useful)
+        num_slots = most_slots(budget, size, demand)
     longest = min(max_length, num_slots - 2 * width)
     if longest < 2:
         raise ValueError(
@@ -539,7 +569,15 @@ def _size_cache(
         )
     if longest < max_length:
         log.warning("the cache has %d slots: the context is limited to %d", num_slots, longest)
-    log.info(
-        "cache: %d slots of %d bytes, %.1f GiB", num_slots, per_slot, num_slots * per_slot / gib
-    )
-    return num_slots, longest
+    in_windows = num_window_slots(num_slots, size, demand)
+    total = cache_bytes(num_slots, size, demand) / gib
+    if in_windows < num_slots:
+        log.info("cache: %d slots of %d bytes", num_slots, size.full)
+        log.info(
+            "and %d of %d bytes in layers with a window, %.1f GiB", in_windows, size.windowed, total
+        )
+    else:
+        log.info(
+            "cache: %d slots of %d bytes, %.1f GiB", num_slots, size.full + size.windowed, total
+        )
+    return num_slots, in_windows, longest

@@ -12,6 +12,8 @@ REST = 0 a slot holds the keys of all heads, then their values, HEAD_DIM numbers
 The cache may have a narrower number format than queries: what is read is converted to theirs, which
 changes no number, and the scale of keys is part of the softmax's, that of values of the output.
 
+Layers with a window may have slots of their own: `window_slots` holds them by slot, or is None.
+
 Promises: the row sum is taken by the matrix unit as well, so neither the height of a tile nor the
 number of its warps has a say in the order of any sum; which products are fused with what they are
 added to is written down (kernels are compiled without `enable_fp_fusion`), so that no compiler decides
@@ -156,6 +158,14 @@ def finish(top_M, sum_M, value_MH, sink_M, value_scale, HAS_SINKS: tl.constexpr)
 
 
 @triton.jit
+def own_slots(slot_L, window_slots):
+    """The slots in the tensor of a layer."""
+    if window_slots is not None:
+        slot_L = tl.load(window_slots + slot_L)
+    return slot_L
+
+
+@triton.jit
 def _stored(
     side,
     slot_L,
@@ -287,6 +297,7 @@ def _attend_keys(
     stop,
     kv,
     table,
+    window_slots,
     path,
     root,
     window,
@@ -311,6 +322,7 @@ def _attend_keys(
         slot_L = tl.load(table + column_L, mask=is_stored, other=0)
     else:
         slot_L = tl.load(table + column_L)
+    slot_L = own_slots(slot_L, window_slots)
     score_ML = scores(
         q_MH, q_MF, position_M, position_M, slot_L, column_L, column_L, is_stored, kv, window,
         first_position, SIDE, HEAD_DIM, INNER, REST, IS_MASKED, False, HAS_WINDOW, HAS_FIRST,
@@ -333,6 +345,7 @@ def attend_split(
     stop,
     kv,
     table,
+    window_slots,
     path,
     root,
     window,
@@ -358,14 +371,15 @@ def attend_split(
     """
     column_L = start + tl.arange(0, KEYS)
     top_M, sum_M, value_MH = _attend_keys(
-        q_MH, q_MF, position_M, column_L, stop, kv, table, path, root, window, first_position, scale,
-        SIDE, HEAD_DIM, INNER, REST, KEYS, IS_MASKED, HAS_PATH, HAS_WINDOW, HAS_FIRST,
+        q_MH, q_MF, position_M, column_L, stop, kv, table, window_slots, path, root, window,
+        first_position, scale, SIDE, HEAD_DIM, INNER, REST, KEYS, IS_MASKED, HAS_PATH, HAS_WINDOW,
+        HAS_FIRST,
     )  # fmt: skip
     if KEYS < SPLIT:
         for offset in range(KEYS, SPLIT, KEYS):
             own_top_M, own_sum_M, own_value_MH = _attend_keys(
-                q_MH, q_MF, position_M, column_L + offset, stop, kv, table, path, root, window,
-                first_position, scale, SIDE, HEAD_DIM, INNER, REST, KEYS, IS_MASKED, HAS_PATH,
+                q_MH, q_MF, position_M, column_L + offset, stop, kv, table, window_slots, path, root,
+                window, first_position, scale, SIDE, HEAD_DIM, INNER, REST, KEYS, IS_MASKED, HAS_PATH,
                 HAS_WINDOW, HAS_FIRST,
             )  # fmt: skip
             top_M, sum_M, value_MH = merge(
