@@ -9,7 +9,8 @@ that is made in debug mode alone. Whatever else the interpreter does, and all it
 another triton than 3.6 only the first is so.
 
 Loop bounds of kernels are arrays of one element, which numpy no longer takes for an index: they are
-made whole numbers.
+made whole numbers. The interpreter's own rounding to FP8 does not carry into the exponent: torch rounds
+instead, to the nearest number, as devices do.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
 from triton._utils import validate_block_shape
@@ -34,6 +36,7 @@ from triton.runtime import interpreter
 def make_quick() -> None:
     """Once, before a kernel runs."""
     _take_loop_bounds()
+    _round_to_bytes()
     _replace_language_once()
     if triton.__version__.startswith("3.6."):
         _find_types_once()
@@ -53,6 +56,18 @@ def _take_loop_bounds() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch
+
+
+def _round_to_bytes() -> None:
+    whole = interpreter.InterpreterBuilder.create_fp_to_fp
+
+    def fp_to_fp(self: Any, source: Any, kind: Any, rounding: Any) -> Any:
+        if (source.dtype.scalar, kind.scalar) != (tl.float32, tl.float8e4nv):
+            return whole(self, source, kind, rounding)
+        numbers = torch.from_numpy(np.ascontiguousarray(source.data)).to(torch.float8_e4m3fn)
+        return interpreter.TensorHandle(numbers.view(torch.uint8).numpy(), kind.scalar)
+
+    interpreter.InterpreterBuilder.create_fp_to_fp = fp_to_fp
 
 
 def _replace_language_once() -> None:

@@ -73,14 +73,16 @@ def least_step_ms(
     num_sequences: int,
     length: int,
     layouts: Mapping[str, Layout] | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> float:
     """Return the least time of a step in milliseconds, on one H200.
 
     num_rows: rows of the step, drafted ones included. length: positions that each sequence has stored;
     a layer with a window reads the last of them alone. layouts: of packed weights, by parameter name.
+    kv_dtype: of the cache; None is `dtype`.
     """
     stored = num_sequences * sum(
-        min(length, store.window or length) * KVStore.bytes_per_slot([store], dtype)
+        min(length, store.window or length) * KVStore.bytes_per_slot([store], kv_dtype or dtype)
         for store in spec.attention_stores
     )
     stored += num_sequences * sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)

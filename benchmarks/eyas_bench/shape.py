@@ -123,6 +123,7 @@ def about(engine: Engine, name: str) -> dict[str, Any]:
         "architecture": info.architecture,
         "parameters": info.num_parameters,
         "dtype": info.dtype,
+        "kv_cache_dtype": info.kv_cache_dtype,
         "device": info.device,
         "exact": info.exact,
         "exact_reason": info.exact_reason,

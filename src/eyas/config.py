@@ -19,6 +19,7 @@ Auto = Literal["auto"]
 DrafterName = Literal["root", "ngram", "model", "head", "forced"]
 GrammarBackend = Literal["llguidance", "xgrammar"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
+CacheDtypeName = Literal["auto", "bfloat16", "float16", "float32", "fp8_e4m3"]
 
 AUTO_NODES, AUTO_STEPS = 16, 8
 """Most nodes and levels of a tree whose shape is chosen by cost."""
@@ -42,11 +43,14 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     memory_fraction: on a GPU the share of its memory for weights and cache; on a CPU the share of
     free memory for the cache, up to a limit.
     prefix_cache: whether requests share stored prefixes.
+    dtype: number format of keys and values. "auto" is that of the model; "fp8_e4m3" takes a byte, with
+    the scales of the checkpoint, or 1.
     """
 
     num_slots: int | None = None
     memory_fraction: float = 0.85
     prefix_cache: bool = True
+    dtype: CacheDtypeName = "auto"
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -211,6 +215,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{name}: must be {limit}, not {value}")
         if not 0.05 <= cache.memory_fraction <= 0.98:
             raise ValueError(f"cache.memory_fraction: 0.05 to 0.98, not {cache.memory_fraction}")
+        if cache.dtype not in get_args(CacheDtypeName):
+            known = ", ".join(get_args(CacheDtypeName))
+            raise ValueError(f"cache.dtype: {cache.dtype!r} is not supported; use one of {known}")
         if grammar.backend not in get_args(GrammarBackend):
             known = ", ".join(get_args(GrammarBackend))
             raise ValueError(f"grammar.backend: one of {known}, not {grammar.backend!r}")
@@ -250,5 +257,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_flights: int
     grammar_backend: GrammarBackend | None = None
     """The grammar library; None if outputs cannot be constrained."""
+    kv_cache_dtype: str = ""
+    """The number format of keys and values in the cache."""
     directory: str = ""
     """The directory of the model's tokenizer, chat template and generation config."""

@@ -27,6 +27,8 @@ DEVICE = DeviceConfig()
 GRAMMAR = GrammarConfig()
 DTYPES: dict[str, Any] = {"half": "float16", "float": "float32"}
 """Other names of number formats, as in torch and vLLM."""
+CACHE_DTYPES: dict[str, Any] = {"fp8": "fp8_e4m3", "bf16": "bfloat16", **DTYPES}
+"""Other names of number formats of the cache, as in vLLM and SGLang."""
 
 
 def engine_config(
@@ -51,6 +53,7 @@ def engine_config(
     max_batch_tokens: str | int = SCHEDULER.max_batch_tokens,
     max_graph_batch: int | None = SCHEDULER.max_graph_batch,
     prefix_cache: bool = CACHE.prefix_cache,
+    kv_cache_dtype: str = CACHE.dtype,
     flights: str | int = "auto",
     grammar_backend: str = GRAMMAR.backend,
     grammar_timeout: float = GRAMMAR.compile_seconds,
@@ -73,7 +76,10 @@ def engine_config(
             offline=offline,
         ),
         cache=CacheConfig(
-            num_slots=num_slots, memory_fraction=memory_fraction, prefix_cache=prefix_cache
+            num_slots=num_slots,
+            memory_fraction=memory_fraction,
+            prefix_cache=prefix_cache,
+            dtype=CACHE_DTYPES.get(str(kv_cache_dtype), str(kv_cache_dtype)),
         ),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,

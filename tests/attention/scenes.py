@@ -6,14 +6,14 @@ Legend: T rows, N query heads, G key/value heads, H head dim, B sequences, W nod
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from eyas.attention.base import ContextRun, KVDestination, Layout, NodeGrid
 from eyas.cache.kv import KVStore
-from eyas.cache.store import LayerStore
-from eyas.ops.rotate_and_store import finite
+from eyas.cache.store import KVScales, LayerStore
+from eyas.ops.rotate_and_store import as_bytes, to_stored
 
 
 @dataclass
@@ -54,9 +54,56 @@ class Scene:
 
     def store(self, destination: KVDestination) -> None:
         """Put the rows' keys and values where a layer would."""
-        content = torch.stack((self.k_TGH, self.v_TGH), dim=1)
-        num_sides = destination.kv_S2GH.shape[1]
-        destination.kv_S2GH[destination.slots_T] = finite(content[:, :num_sides])
+        destination.store_keys(self.k_TGH)
+        if destination.kv_S2GH.shape[1] == 2:
+            destination.store_values(self.v_TGH)
+
+
+def quantised(scene: Scene, scales: KVScales) -> Scene:
+    """The scene over a store of FP8, whose unused slots hold what is no number. Its content, built with
+    `is_coarse`, is the same."""
+    old = scene.kv
+    fp8 = torch.float8_e4m3fn
+    kv = KVStore(
+        old.stores,
+        len(old.layers[0]) - 1,
+        dtype=old.dtype,
+        device=old.device,
+        stored_dtype=fp8,
+        scales=[scales],
+    )
+    own = kv.scales[0]
+    for stored, content, scale in (
+        (kv.keys, old.keys, own.key),
+        (kv.values, old.values, own.value),
+    ):
+        numbers = as_bytes(to_stored(content[0], scale, fp8))
+        as_bytes(stored[0]).copy_(torch.where(content[0].isfinite(), numbers, 0x7F))
+    return replace(scene, kv=kv)
+
+
+def with_window_slots(scene: Scene, lanes: list[Lane]) -> Scene:
+    """The scene over a store whose layer has fewer slots than there are, in another order, and none for
+    what no row's window shows."""
+    old = scene.kv
+    (store,) = old.stores
+    assert isinstance(store, LayerStore) and store.window is not None
+    used = (set(scene.write_slots_T.tolist()) | set(scene.layout.slots_AC.flatten().tolist())) - {0}
+    for b, lane in enumerate(lanes):
+        used -= set(scene.layout.slots_AC[b, : max(0, lane.stored - store.window + 1)].tolist())
+    kv = KVStore(
+        old.stores,
+        len(old.layers[0]) - 1,
+        dtype=old.dtype,
+        device=old.device,
+        num_window_slots=len(used),
+    )
+    assert kv.windows is not None and len(kv.layers[0]) < len(old.layers[0])
+    slots = torch.tensor(sorted(used))
+    order = torch.randperm(len(used), generator=torch.Generator().manual_seed(5))
+    kv.windows.slots_S[slots] = 1 + order
+    kv.layers[0][1 + order] = old.layers[0][slots]
+    return replace(scene, kv=kv)
 
 
 def random_parents(draw: random.Random, size: int) -> list[int]:
@@ -71,9 +118,10 @@ def build(
     *,
     is_chain: bool = False,
     num_padding: int = 3,
+    is_coarse: bool = False,
 ) -> Scene:
     """Random content; slots in random order; unused slots hold infinities. Where values are a part of
-    keys, both are the whole row here."""
+    keys, both are the whole row here. is_coarse: multiples of a half, which FP8 has too."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rooted = [lane for lane in lanes if lane.parents is not None]
     assert lanes[: len(rooted)] == rooted, "sequences with trees come first"
@@ -91,7 +139,10 @@ def build(
     num_sides = store.slot_shape[0]
 
     def vectors(num: int, heads: int) -> torch.Tensor:
-        return torch.randn(num, heads, store.head_dim, generator=generator).to(dtype)
+        drawn = torch.randn(num, heads, store.head_dim, generator=generator)
+        if is_coarse:
+            drawn = drawn.clamp_(-3, 3).mul_(2).round_().div_(2)
+        return drawn.to(dtype)
 
     histories = []
     for b, lane in enumerate(lanes):
@@ -116,7 +167,7 @@ def build(
         assert lane.parents is not None
         content = torch.stack(
             (vectors(len(lane.parents), store.num_kv_heads),) * 2, dim=1
-        ) * torch.tensor([1.0, -0.7 if num_sides == 2 else 1.0]).view(1, 2, 1, 1).to(dtype)
+        ) * torch.tensor([1.0, -0.5 if num_sides == 2 else 1.0]).view(1, 2, 1, 1).to(dtype)
         for node, parent in enumerate(lane.parents):
             node_rows_BW[b, node] = len(rows)
             parents_BW[b, node] = parent

@@ -43,13 +43,17 @@ class Holder:
 
 
 class ManagerMachine(RuleBasedStateMachine):
+    windows: tuple[int, int] | None = None
+    """Window slots, and the window, where layers with a window have fewer slots."""
     holders = Bundle("holders")
 
     @initialize(prefix_cache=st.sampled_from([True, True, False]))
     def start(self, prefix_cache: bool) -> None:
         self.prefix_cache = prefix_cache
-        self.cache = CacheManager(NUM_SLOTS, shares_prefixes=prefix_cache)
+        self.cache = CacheManager(NUM_SLOTS, shares_prefixes=prefix_cache, windows=self.windows)
         self.content: dict[int, Content] = {}
+        self.window_content: dict[int, Content] = {}
+        self.places = np.zeros(NUM_SLOTS + 1, dtype=np.int64)
         self.alive: list[Holder] = []
 
     @rule(target=holders, tokens=TOKENS, salt=SALTS, share=st.sampled_from([True, True, False]))
@@ -59,9 +63,21 @@ class ManagerMachine(RuleBasedStateMachine):
         assert lease.num_stored == 0 or (share and self.prefix_cache)
         for i, slot in enumerate(lease.slots[: lease.num_stored].tolist()):
             assert self.content[slot] == (salt, tuple(tokens[: i + 1]))
+        self.look(lease)
         holder = Holder(lease, salt, list(tokens))
         self.alive.append(holder)
         return holder
+
+    def look(self, lease: Lease) -> None:
+        """What the next query's window shows is where a device would read it."""
+        if self.cache.windows is None:
+            return
+        changed, places = self.cache.windows.take_changes()
+        self.places[changed] = places
+        first = max(0, lease.num_stored - self.cache.windows.reach)
+        for slot in lease.slots[first : lease.num_stored].tolist():
+            assert self.places[slot] > 0
+            assert self.window_content[self.places[slot]] == self.content[slot]
 
     @rule(holder=holders, count=st.integers(1, 9))
     def reserve(self, holder: Holder, count: int) -> None:
@@ -82,6 +98,9 @@ class ManagerMachine(RuleBasedStateMachine):
         for slot in slots.tolist():
             self.content.pop(slot, None)
         holder.reserved.append(slots)
+        self.look(holder.lease)
+        if self.windows is not None:
+            assert (self.places[slots] > 0).all()
 
     @rule(holder=holders, data=st.data())
     def commit(self, holder: Holder, data: st.DataObject) -> None:
@@ -97,6 +116,8 @@ class ManagerMachine(RuleBasedStateMachine):
             holder.tokens.append(data.draw(st.sampled_from([0, 1])))
         for i, slot in enumerate(kept.tolist()):
             self.content[slot] = (holder.salt, tuple(holder.tokens[: start + i + 1]))
+            self.window_content[int(self.places[slot])] = self.content[slot]
+        self.look(holder.lease)
 
     @rule(holder=holders, fraction=st.sampled_from([0.5, 1.0]))
     def publish(self, holder: Holder, fraction: float) -> None:
@@ -113,7 +134,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.alive.remove(holder)
         offered = max(shared, min(stored, len(tokens)))
         probe = self.cache.admit([*tokens[:offered], 0], CAPACITY, namespace=holder.salt)
-        if self.prefix_cache:
+        if self.prefix_cache and self.windows is None:
             assert probe.num_stored >= offered, "what a sequence had stored was not kept"
         self.cache.release(probe, [])
 
@@ -125,8 +146,8 @@ class ManagerMachine(RuleBasedStateMachine):
         again = self.cache.admit(
             [*holder.tokens[: lease.num_shared], 7], CAPACITY, namespace=holder.salt
         )
-        assert again.num_stored == lease.num_shared
-        assert np.array_equal(again.slots[: again.num_stored], lease.slots[: lease.num_shared])
+        assert again.num_stored == lease.num_shared or self.windows is not None
+        assert np.array_equal(again.slots[: again.num_stored], lease.slots[: again.num_stored])
         self.cache.release(again, [])
 
     @invariant()
@@ -151,6 +172,9 @@ class ManagerMachine(RuleBasedStateMachine):
             self.cache.release(holder.lease, holder.tokens)
         stats = self.cache.stats()
         assert stats.num_held == 0 and stats.num_free + stats.num_cached == NUM_SLOTS
+        if self.windows is not None:
+            assert self.cache.num_available == self.windows[0]
+            return
         assert self.cache.num_available == NUM_SLOTS
         everything = self.cache.admit([1], NUM_SLOTS, share=False)
         slots = self.cache.reserve(everything, NUM_SLOTS)
@@ -167,6 +191,14 @@ ManagerMachine.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TestManagerMachine = ManagerMachine.TestCase
+
+
+class WindowedMachine(ManagerMachine):
+    windows = (22, 4)
+
+
+WindowedMachine.TestCase.settings = settings(ManagerMachine.TestCase.settings, max_examples=80)
+TestWindowedMachine = WindowedMachine.TestCase
 
 
 def test_a_match_stops_short_of_the_root() -> None:

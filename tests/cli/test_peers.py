@@ -186,6 +186,8 @@ SIZES = (
         (["--no-async-scheduling"], EngineConfig(scheduler=SchedulerConfig(flights=0))),
         (["--enable-deterministic-inference"], EngineConfig()),
         (["--dtype", "half"], EngineConfig(model=ModelConfig(dtype="float16"))),
+        (["--kv-cache-dtype", "fp8"], EngineConfig(cache=CacheConfig(dtype="fp8_e4m3"))),
+        (["--kv-cache-dtype", "fp8_e4m3"], EngineConfig(cache=CacheConfig(dtype="fp8_e4m3"))),
         (["--dtype", "float"], EngineConfig(model=ModelConfig(dtype="float32"))),
     ],
 )
@@ -302,7 +304,7 @@ def test_what_cannot_be_done_is_refused_in_the_users_words(
         ("--speculative-accept-threshold-single=0.9", "threshold"),
         ("--code-revision", "no code"),
         ("--quantization", "config.json"),
-        ("--kv-cache-dtype", "--dtype"),
+        ("--quantization-param-path", "checkpoint"),
         ("--long-prefill-token-threshold", "--max-batch-tokens"),
         ("--reasoning-parser-plugin", "built in"),
         ("--tool-server", "itself"),

@@ -11,9 +11,9 @@ import torch
 
 from eyas.attention import triton as backend
 from eyas.attention.triton import TritonAttention
-from eyas.cache.store import LayerStore
+from eyas.cache.store import KVScales, LayerStore
 from eyas.kernels import attention
-from tests.attention.scenes import Lane, build, random_parents
+from tests.attention.scenes import Lane, build, quantised, random_parents
 from tests.kernels.test_attention_nodes import attend, chain
 from tests.kernels.test_attention_paths import interpreted, poisoned
 
@@ -69,22 +69,25 @@ def test_one_group_is_answered_at_once_with_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("start", "store", "has_sinks"),
+    ("start", "store", "has_sinks", "scales"),
     [
-        (0, LayerStore(4, 2, 16), False),
-        (125, LayerStore(8, 1, 64), True),
-        (507, LayerStore(3, 1, 32), False),
-        (509, LayerStore(4, 2, 16, window=16), False),
-        (509, LayerStore(4, 2, 16, window=16), True),
-        (125, LayerStore(32, 1, 48, value_dim=32), False),
-        (509, LayerStore(6, 1, 160, value_dim=144), True),
+        (0, LayerStore(4, 2, 16), False, None),
+        (125, LayerStore(8, 1, 64), True, None),
+        (507, LayerStore(3, 1, 32), False, None),
+        (509, LayerStore(4, 2, 16, window=16), False, None),
+        (509, LayerStore(4, 2, 16, window=16), True, KVScales(0.3, 1.7)),
+        (125, LayerStore(32, 1, 48, value_dim=32), False, KVScales(0.02)),
+        (509, LayerStore(6, 1, 160, value_dim=144), True, None),
     ],
     ids=str,
 )
 def test_a_row_has_the_same_bits_however_it_is_computed(
-    start: int, store: LayerStore, has_sinks: bool
+    start: int, store: LayerStore, has_sinks: bool, scales: KVScales | None
 ) -> None:
-    """Positions start.. of one text: as a chunk, as single tokens, as a chain, hidden in a tree."""
+    """Positions start.. of one text: as a chunk, as single tokens, as a chain, hidden in a tree.
+
+    scales: of a cache of FP8.
+    """
     count = 6
     generator = torch.Generator().manual_seed(start)
     text = torch.randn(start + count, *store.slot_shape, generator=generator)
@@ -101,6 +104,8 @@ def test_a_row_has_the_same_bits_however_it_is_computed(
             scene.k_TGH[row] = text[lane.stored + offset, 0]
             scene.v_TGH[row] = text[lane.stored + offset, -1]
             scene.q_TNH[row] = queries[lane.stored + offset]
+        if scales is not None:
+            scene = quantised(scene, scales)
         return attend(scene, sinks_N=sinks_N)[picks]
 
     whole = run([Lane(start, count, None)], list(range(count)), is_chain=False)

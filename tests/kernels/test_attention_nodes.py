@@ -12,8 +12,16 @@ import pytest
 import torch
 
 from eyas.attention.triton import TritonAttention
-from eyas.cache.store import LayerStore
-from tests.attention.scenes import Lane, Scene, build, dense, random_parents
+from eyas.cache.store import KVScales, LayerStore
+from tests.attention.scenes import (
+    Lane,
+    Scene,
+    build,
+    dense,
+    quantised,
+    random_parents,
+    with_window_slots,
+)
 from tests.kernels.test_attention_paths import interpreted, poisoned
 
 __all__ = ["interpreted"]
@@ -28,7 +36,8 @@ TOLERANCE = {torch.float32: 3e-6, torch.float16: 4e-3}
 def attend(scene: Scene, *, sinks_N: torch.Tensor | None = None, **options: object) -> torch.Tensor:
     """[T, N, H], with nothing but numbers that are none in unused slots and fresh memory."""
     layer = scene.kv.layers[0]
-    layer[layer.isinf()] = float("nan")
+    if layer.dtype == scene.kv.dtype:
+        layer[layer.isinf()] = float("nan")
     attention = TritonAttention(scene.kv, **options)  # type: ignore[arg-type]
     with poisoned():
         plan = attention.plan(scene.layout, scene.write_slots_T)
@@ -82,6 +91,25 @@ def test_every_row_sees_its_own_prefix(
     draw = random.Random(f"{heads} {is_chain}")
     store = LayerStore(*heads)
     check(build(mixed_lanes(draw, is_chain=is_chain), store, dtype, 1, is_chain=is_chain), store)
+
+
+@pytest.mark.parametrize(
+    ("heads", "value_dim", "is_chain", "dtype"),
+    [
+        ((8, 2, 32), None, False, torch.float16),
+        ((5, 1, 80), None, True, torch.float32),
+        ((32, 1, 48), 32, False, torch.float16),
+    ],
+)
+def test_what_is_stored_in_a_byte_is_read_with_its_scale(
+    heads: tuple[int, int, int], value_dim: int | None, is_chain: bool, dtype: torch.dtype
+) -> None:
+    store = LayerStore(*heads, value_dim=value_dim, scale=0.15)
+    lanes = mixed_lanes(random.Random(f"{heads}"), is_chain=is_chain)
+    scene = build(lanes, store, dtype, 1, is_chain=is_chain, is_coarse=True)
+    out_TNH = attend(quantised(scene, KVScales(0.5, 2.0)))
+    error = (out_TNH.double() - dense(scene, store)).abs().max().item()
+    assert error < TOLERANCE[dtype], error
 
 
 @pytest.mark.parametrize(
@@ -168,12 +196,24 @@ def test_rows_past_the_last_position_do_no_harm(is_chain: bool) -> None:
     assert torch.equal(out[:3], whole[:3]) and bool(out.isfinite().all())
 
 
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_layers_with_a_window_may_have_slots_of_their_own(is_chain: bool) -> None:
+    store = LayerStore(4, 2, 16, window=100)
+    lanes = mixed_lanes(random.Random(8), is_chain=is_chain)
+    plain = build(lanes, store, torch.float32, 1, is_chain=is_chain)
+    expected = attend(plain)
+    assert torch.equal(attend(with_window_slots(plain, lanes)), expected)
+    crowded = replace(plain.layout, max_position=1_000_000)
+    assert torch.equal(attend(replace(with_window_slots(plain, lanes), layout=crowded)), expected)
+
+
 def test_layers_of_one_model_may_differ() -> None:
     stores = [LayerStore(4, 2, 16), LayerStore(6, 1, 32, window=20), LayerStore(4, 2, 16, window=9)]
     lanes = [Lane(200, 3, [-1, 0, 0, 1]), Lane(4, 9, None)]
     scenes = [build(lanes, store, torch.float32, 10) for store in stores]
     kv = scenes[0].kv
     kv.stores, kv.layers = tuple(stores), [scene.kv.layers[0] for scene in scenes]
+    kv.scales = kv.scales * len(stores)
     kv.keys, kv.values = ([scene.kv.layers[0].select(1, i) for scene in scenes] for i in (0, 1))
     with poisoned():
         plan = TritonAttention(kv).plan(scenes[0].layout, scenes[0].write_slots_T)

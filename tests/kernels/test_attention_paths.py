@@ -100,6 +100,7 @@ PROMPTS = {
     **TILES,
     **dict.fromkeys(("q_stride", "num_columns", "window", "first_position"), "i32"),
     "scale": "fp32",
+    "value_scale": "fp32",
 }
 LAYER = {"NUM_KV_HEADS": 8, "PER_KV": 4, "HEAD_DIM": 128, "INNER": 128, "PDL": True}
 REST = {"REST": 0, "REST_INNER": 0}
@@ -122,6 +123,7 @@ def splits(
             **dict.fromkeys(("rows_BW", "seats_B", "slots_AC", "paths_BWP"), "*i64"),
             **dict.fromkeys((*numbers.split(), "window", "first_position"), "i32"),
             "scale": "fp32",
+            "value_scale": "fp32",
         },
         {
             **LAYER,
@@ -137,6 +139,7 @@ def splits(
             "TAIL_NODES": tail_nodes,
             "IS_WHOLE": is_whole,
             "HAS_SINKS": False,
+            "window_slots": None,
         },
         num_warps=4 if height <= 32 else 8,
         num_stages=stages,
@@ -149,7 +152,7 @@ def prompts(height: int, stages: int) -> Job:
     return Job(
         "eyas.kernels.attention_prefill:prompts_kernel",
         PROMPTS,
-        {**LAYER, **REST, **SEEN, **constants, "HAS_SINKS": False},
+        {**LAYER, **REST, **SEEN, **constants, "HAS_SINKS": False, "window_slots": None},
         num_warps=8,
         num_stages=stages,
         aligned=("q_stride",),
@@ -179,6 +182,7 @@ MERGING = Job(
         "sinks_N": "*fp32",
         **dict.fromkeys(("num_nodes", "num_units", "limit"), "i32"),
         **dict.fromkeys(("window", "first_position"), "i32"),
+        "value_scale": "fp32",
     },
     {
         **LAYER,
@@ -194,10 +198,14 @@ MERGING = Job(
 
 
 def of_gpt_oss(job: Job) -> Job:
-    """The job with gpt-oss's heads, windows and sinks."""
+    """The job with gpt-oss's heads and sinks, and windows that have slots of their own."""
     shape = {"PER_KV": 8, "HEAD_DIM": 64, "INNER": 64, "HAS_WINDOW": True, "HAS_SINKS": True}
     heads = {"HEADS": 8} if "HEADS" in job.constants else {}
-    return replace(job, constants={**job.constants, **shape, **heads})
+    constants = {**job.constants, **shape, **heads}
+    if constants.pop("window_slots", job) is not None:
+        return replace(job, constants=constants)
+    signature = {**job.signature, "window_slots": "*i64"}
+    return replace(job, signature=signature, constants=constants)
 
 
 def test_the_kernels_compile_for_hopper() -> None:
@@ -221,6 +229,19 @@ def test_the_kernels_compile_for_hopper() -> None:
     for each, most in zip(compiled, [0, 0, 128, 128, 0, 0, 0, 0, 300], strict=True):
         assert each.shared < 227 * 1024 and each.num_spilled <= most, each
     assert [each.uses_wgmma for each in compiled] == [False] * 7 + [True] * 2
+
+
+def test_the_kernels_compile_for_hopper_over_bytes() -> None:
+    jobs = (splits(16, 1, 0), splits(16, 4, 0, is_whole=True), splits(32, 1, 2), prompts(128, 2))
+    for each in compile_for_hopper(
+        *map(over_bytes, (*jobs, of_shared_row(splits(16, 4, 2, 1, 1))))
+    ):
+        assert each.shared < 227 * 1024 and each.num_spilled <= 512, each
+
+
+def over_bytes(job: Job) -> Job:
+    """The job over a cache of FP8."""
+    return replace(job, signature={**job.signature, "kv_S2GH": "*fp8e4nv"})
 
 
 def test_the_kernels_compile_for_hopper_with_sinks() -> None:

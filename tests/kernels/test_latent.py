@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,6 +108,8 @@ class Scene:
         self.kv_S1GD = torch.full((50, 1, 1, width), 7.0, dtype=dtype, device=device)
         self.weight_F = (1 + 0.2 * torch.randn(self.rank, device=device)).to(dtype)
 
+        self.scale = 1.0
+
     def run(self, by_kernel: bool, rows: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries, of which the first numbers stay what they were, and all slots."""
         kv_S1GD = self.kv_S1GD.clone()
@@ -122,7 +125,7 @@ class Scene:
             row_TD,
             self.rotated_TNH[rows],
             self.table.at(self.positions_T[rows]),
-            KVDestination.of(kv_S1GD, self.slots_T[rows]),
+            replace(KVDestination.of(kv_S1GD, self.slots_T[rows]), key_scale=self.scale),
             weight,
             EPSILON,
             query_TND,
@@ -157,6 +160,17 @@ def test_what_is_no_number_reaches_no_slot(by_kernel: bool, device: torch.device
     assert bool(kv_S1GD.isfinite().all())
 
 
+def test_a_row_may_be_stored_in_bytes(device: torch.device) -> None:
+    scene = Scene((4, 32, 16), 5, torch.float32, device)
+    scene.kv_S1GD = scene.kv_S1GD.to(torch.float8_e4m3fn)
+    scene.scale = 0.5
+    stored, expected = (scene.run(by_kernel)[1].float() for by_kernel in (True, False))
+    assert torch.equal(stored[..., 32:], expected[..., 32:])
+    # a square root one rounding off may move a number to the next one
+    assert ((stored - expected).abs() <= expected.abs() / 8).all()
+    assert (stored == expected).float().mean() > 0.9
+
+
 def test_a_row_has_the_same_bits_in_any_call(device: torch.device) -> None:
     scene = Scene((9, 48, 16), 33, torch.float16, device)
     whole_TND, kv_S1GD = scene.run(by_kernel=True)
@@ -178,6 +192,7 @@ def test_they_compile_for_hopper_without_spilling() -> None:
             "positions_T": "*i64",
             "slots_T": "*i64",
             "epsilon": "fp32",
+            "inverse_scale": "fp32",
         },
         {
             "NUM_HEADS": 128,
@@ -186,6 +201,7 @@ def test_they_compile_for_hopper_without_spilling() -> None:
             "BLOCK_HEADS": 8,
             "BLOCK_RANK": 512,
             "BLOCK_HALF": 32,
+            "LARGEST": 0.0,
             "PDL": True,
         },
         2,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -39,20 +41,27 @@ class Scene:
         kv_shape = (num_slots, 2, num_kv, head_dim)
         self.kv_S2GH = torch.full(kv_shape, 7.0, dtype=dtype, device=device)
         self.norm = None
+        self.scales = (1.0, 1.0)
         if has_norm:
             weights = [torch.randn(head_dim, device=device).to(dtype) for _ in range(2)]
             self.norm = HeadNorm.of(EPSILON, *weights, num_query, num_kv)
 
+    def destination(self, kv_S2GH: torch.Tensor, slots_T: torch.Tensor) -> KVDestination:
+        key_scale, value_scale = self.scales
+        destination = KVDestination.of(kv_S2GH, slots_T)
+        return replace(destination, key_scale=key_scale, value_scale=value_scale)
+
     def run(self, rows: slice = slice(None)) -> torch.Tensor:
-        destination = KVDestination.of(self.kv_S2GH, self.slots_T[rows])
+        destination = self.destination(self.kv_S2GH, self.slots_T[rows])
         angles = self.table.at(self.positions_T[rows])
         heads_TX = self.heads_TX[rows]
         return rotate_and_store.by_kernel(heads_TX, angles, destination, *self.shape[:2], self.norm)
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries, and all slots, by torch."""
-        kv_S2GH = torch.full_like(self.kv_S2GH, 7.0)
-        destination = KVDestination.of(kv_S2GH, self.slots_T)
+        kv_S2GH = torch.full(self.kv_S2GH.shape, 7.0, device=self.kv_S2GH.device)
+        kv_S2GH = kv_S2GH.to(self.kv_S2GH.dtype)
+        destination = self.destination(kv_S2GH, self.slots_T)
         angles = self.table.at(self.positions_T)
         q_TNH = rotate_and_store.by_torch(
             self.heads_TX, angles, destination, *self.shape[:2], self.norm
@@ -100,6 +109,30 @@ def test_what_is_no_number_reaches_no_slot(device: torch.device, dtype: torch.dt
     assert torch.equal(scene.kv_S2GH, kv_S2GH)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_byte_holds_the_nearest_number_and_at_most_the_largest(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    scene = Scene((2, 2, 64), 6, dtype, device)
+    scene.kv_S2GH = scene.kv_S2GH.to(torch.float8_e4m3fn)
+    scene.scales = (0.25, 3.0)
+    scene.positions_T.zero_()  # keys are not turned, so what is stored can be told
+    key, value = 2 * 64, 4 * 64
+    scene.heads_TX[0, key : key + 4] = torch.tensor([1e4, -1e4, 112.0, 17 / 64])
+    scene.heads_TX[0, value : value + 4] = torch.tensor([1344.0, 1400.0, 3 * 2**-10, 9 * 2**-10])
+    scene.heads_TX[1, key + 3] = torch.nan
+    scene.heads_TX[2, value + 3] = -torch.inf
+    q_TNH, kv_S2GH = scene.expected()
+    assert torch.equal(scene.run(), q_TNH)
+    assert torch.equal(scene.kv_S2GH.view(torch.uint8), kv_S2GH.view(torch.uint8))
+    stored = kv_S2GH[scene.slots_T].float()
+    assert stored[0, 0, 0, :4].tolist() == [448.0, -448.0, 448.0, 1.0]  # 1.0625 is a tie
+    assert stored[0, 1, 0, :4].tolist() == [448.0, 448.0, 0.0, 2 * 2**-9]  # so are a half and 1.5
+    assert stored[1, 0, 0, 3] == 0.0 and stored[2, 1, 0, 3] == 0.0
+    assert stored.isfinite().all()
+
+
 def test_rows_of_the_null_slot_leave_the_others_alone(device: torch.device) -> None:
     scene = Scene((4, 2, 64), 6, torch.float16, device)
     scene.slots_T[2:5] = 0
@@ -130,6 +163,7 @@ def test_it_compiles_for_hopper_without_spilling() -> None:
             "NUM_KV_HEADS": 8,
             "HALF": head_dim // 2,
             "HAS_NORM": has_norm,
+            "LARGEST": 448.0 if head_dim == 80 else 0.0,
             "BLOCK_HEADS": 8,
             "BLOCK_HALF": 1 << (head_dim // 2 - 1).bit_length(),
             "PDL": True,
@@ -139,7 +173,10 @@ def test_it_compiles_for_hopper_without_spilling() -> None:
         else:
             constants |= {"q_weight_H": None, "k_weight_H": None}
         signature = dict.fromkeys(tensors, "*bf16") | dict.fromkeys(strides, "i32")
-        signature |= {"positions_T": "*i64", "slots_T": "*i64", "epsilon": "fp32"}
+        signature |= {"positions_T": "*i64", "slots_T": "*i64"}
+        signature |= dict.fromkeys(("epsilon", "key_inverse", "value_inverse"), "fp32")
+        if head_dim == 80:
+            signature["kv_S2GH"] = "*fp8e4nv"
         kernel = "eyas.kernels.rope:rotate_and_store_kernel"
         jobs.append(Job(kernel, signature, constants, 2, 3, strides))
     for compiled in compile_for_hopper(*jobs):

@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 
 from eyas.attention.reference import ReferenceAttention
-from eyas.cache import KVStore
 from eyas.draft import HeadNetwork, TreeDrafter, TreeShape
 from eyas.draft.tree import num_scratch
 from eyas.layers.rope import RopeSpec
@@ -176,9 +175,11 @@ def head_network(
     kind: str, dtype: torch.dtype, num_slots: int, *, is_lucky: bool, layers: str = "dense"
 ) -> HeadNetwork:
     """The head over a store of its own, with room for scratch behind it."""
+    from tests.laws.world import new_store
+
     head = new_head(kind, dtype, is_lucky=is_lucky, layers=layers)
     scratch = MAX_SEATS * num_scratch(TreeShape(8, 4, 33))
-    kv = KVStore(head.spec.stores, num_slots + scratch, dtype=dtype, device=torch.device("cpu"))
+    kv = new_store(head.spec.stores, num_slots + scratch, dtype, layers)
     return HeadNetwork(head, ReferenceAttention(kv), num_slots)
 
 

@@ -39,6 +39,7 @@ MANAGER = "tests/cache/test_manager_law.py::test_"
 STREAM = "tests/laws/test_stream_law.py::test_"
 STATES = "tests/layers/test_delta_rule.py::test_"
 SNAPSHOTS = "tests/cache/test_snapshots.py::test_"
+WINDOWS = "tests/cache/test_window_slots.py::test_"
 ATTENTION = "tests/attention/test_reference_attention.py::test_"
 NOISE = "tests/sampling/test_noise.py::test_"
 FORCED = "tests/draft/test_forced.py::test_"
@@ -162,6 +163,22 @@ MUTATIONS = [
         "span.node_slots[nodes]",
         "span.node_slots[: len(nodes)]",
         NAMED + "accepted_nodes_are_stored_where_later_requests_look",
+    ),
+    Mutation(
+        "a window loses its first token",
+        "cache/manager.py",
+        "CacheManager.commit",
+        "self._leave_windows(lease, end - self.windows.reach)",
+        "self._leave_windows(lease, end - self.windows.reach + 1)",
+        WINDOWS + "what_the_next_query_sees_is_held_and_no_more",
+    ),
+    Mutation(
+        "a prefix is shared without all that its window shows",
+        "cache/windows.py",
+        "WindowSlots.usable",
+        "seen = np.minimum(places + 1, self.reach)",
+        "seen = np.minimum(places + 1, self.reach - 1)",
+        WINDOWS + "a_prefix_can_be_continued_where_all_is_left_that_a_query_sees",
     ),
     Mutation(
         "slots of accepted nodes are not reordered",
@@ -304,8 +321,8 @@ MUTATIONS = [
         "rejected slots are not returned",
         "cache/manager.py",
         "CacheManager.commit",
-        "self._pool.give(np.array(rejected, dtype=np.int64))",
-        "self._pool.give(reserved[len(kept) :])",
+        "self._give(np.array(rejected, dtype=np.int64))",
+        "self._give(reserved[len(kept) :])",
         MANAGER + "kept_slots_stay_where_they_are_and_the_others_return",
     ),
     Mutation(

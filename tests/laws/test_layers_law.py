@@ -11,11 +11,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, seed, settings
 
+from eyas.cache.windows import WindowSlots
 from eyas.core import Request, SamplingParams
 from tests.laws.cases import Case, Tally, assert_obeys, assert_same, cases, root_answers, run_case
 from tests.laws.test_batch_law import LENGTH, many_requests
 from tests.laws.test_drafter_law import THOROUGH, grid_requests
-from tests.laws.world import LAYERS, Answers, Setting, dtypes, new_engine, run
+from tests.laws.world import IN_WINDOWS, LAYERS, Answers, Setting, dtypes, new_engine, run
 from tests.models.tiny import tokens
 from tests.thorough import drawn
 
@@ -31,16 +32,20 @@ def setting(request: pytest.FixtureRequest) -> Setting:
 
 @pytest.fixture(scope="module")
 def alone(setting: Setting) -> Answers:
-    """Each request in an engine of its own."""
+    """Each request in an engine of its own, whose layers all have all slots."""
     answers: Answers = {}
     for request in many_requests():
-        answers |= run(new_engine(setting), [request], check=False)
+        engine = new_engine(replace(setting, recycles=False))
+        answers |= run(engine, [request], check=False)
     return answers
 
 
 def test_neighbours_and_chunks_do_not_matter(setting: Setting, alone: Answers) -> None:
     for changed in (setting, replace(setting, max_batch_tokens=19, flights=1)):
-        assert_same(run(new_engine(changed), many_requests()), alone)
+        engine = new_engine(changed)
+        assert_same(run(engine, many_requests()), alone)
+    if setting.layers == IN_WINDOWS:
+        assert engine.cache.windows is not None and engine.cache.windows.num_recycled > 100
 
 
 def test_preemption_does_not_matter(setting: Setting, alone: Answers) -> None:
@@ -56,7 +61,14 @@ def test_a_prefix_hit_does_not_matter(setting: Setting, alone: Answers) -> None:
     assert engine.stats().num_prefix_hit_tokens >= 60
 
 
-def test_drafters_leave_a_batch_of_everything_alone(setting: Setting) -> None:
+def test_drafters_leave_a_batch_of_everything_alone(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recycled: list[int] = []
+    recycle = WindowSlots._recycle
+    monkeypatch.setattr(
+        WindowSlots, "_recycle", lambda self, count: recycled.append(count) or recycle(self, count)
+    )
     asked = grid_requests()
     tight = replace(setting, num_slots=LENGTH + 40, max_batch_tokens=24, flights=1)
     case = Case("root", 5, asked, (0, 0, 2, 3, 3, 4, 4), tight, rounds=2)
@@ -67,6 +79,7 @@ def test_drafters_leave_a_batch_of_everything_alone(setting: Setting) -> None:
             assert_same(answers, expected)
         if drafter in ("mtp chain", "mtp tree", "oracle tree"):
             assert tally.two_accepted == 1, f"{drafter}: {tally}"
+    assert bool(recycled) == (setting.layers == IN_WINDOWS)
 
 
 def test_drawn_cases_are_the_root_drafters(setting: Setting) -> None:

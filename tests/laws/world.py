@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 from eyas.attention.reference import ReferenceAttention
 from eyas.cache import KVStore
+from eyas.cache.store import KVScales, Store
 from eyas.config import CacheConfig, EngineConfig, EngineInfo, SchedulerConfig
 from eyas.core import Delta, Request, TokenLogprob, Usage
 from eyas.draft import Drafter, ModelNetwork, RootDrafter, TreeDrafter, TreeShape
@@ -50,6 +51,10 @@ LAYERS = {
 }
 """Kinds of layers beside the dense one: the tiny model (`tests.models.tiny`) that has them, and how
 strongly its feed-forward blocks change what the bigrams say."""
+IN_WINDOWS = "sinks and windows"
+"""The layers of which those with a window recycle their slots."""
+IN_BYTES = "experts"
+"""The layers whose keys and values are stored in FP8, those of their drafting heads too."""
 MAX_BATCH = 128
 MAX_SEATS = 16
 
@@ -277,9 +282,32 @@ def dtypes() -> list[torch.dtype]:
     return [torch.float32, torch.bfloat16] if cpu_has_bfloat16() else [torch.float32]
 
 
-def new_runner(dtype: torch.dtype, num_slots: int, layers: str = "dense") -> ModelRunner:
+def new_store(
+    stores: Sequence[Store],
+    num_slots: int,
+    dtype: torch.dtype,
+    layers: str,
+    num_window_slots: int | None = None,
+) -> KVStore:
+    """A store for a network of these layers."""
+    cpu = torch.device("cpu")
+    if layers != IN_BYTES:
+        return KVStore(
+            stores, num_slots, dtype=dtype, device=cpu, num_window_slots=num_window_slots
+        )
+    scales = [KVScales(0.03, 0.6)] * len(stores)
+    fp8 = torch.float8_e4m3fn
+    return KVStore(stores, num_slots, dtype=dtype, device=cpu, stored_dtype=fp8, scales=scales)
+
+
+def new_runner(
+    dtype: torch.dtype,
+    num_slots: int,
+    layers: str = "dense",
+    num_window_slots: int | None = None,
+) -> ModelRunner:
     model = weights(dtype, layers).target
-    kv = KVStore(model.spec.stores, num_slots, dtype=dtype, device=torch.device("cpu"))
+    kv = new_store(model.spec.stores, num_slots, dtype, layers, num_window_slots)
     return ModelRunner(model, ReferenceAttention(kv))
 
 
@@ -315,6 +343,16 @@ class Setting:
     flights: int = 0
     prefix_cache: bool = True
     layers: str = "dense"
+    recycles: bool = True
+
+
+def _num_window_slots(setting: Setting) -> int | None:
+    """As few slots of layers with a window as a long sequence needs beside two steps of rows."""
+    if setting.layers != IN_WINDOWS or not setting.recycles:
+        return None
+    spec = weights(setting.dtype, setting.layers).target.spec
+    window = max(window or 0 for window in spec.windows)
+    return min(setting.num_slots, window - 1 + 2 * setting.max_batch_tokens)
 
 
 def new_engine(
@@ -332,7 +370,9 @@ def new_engine(
     assert setting.max_model_len <= setting.num_slots - 2 * drafter.width, (
         "no room for one sequence"
     )
-    runner = new_runner(setting.dtype, setting.num_slots, setting.layers)
+    runner = new_runner(
+        setting.dtype, setting.num_slots, setting.layers, _num_window_slots(setting)
+    )
     config = EngineConfig(
         cache=CacheConfig(num_slots=setting.num_slots, prefix_cache=setting.prefix_cache),
         scheduler=SchedulerConfig(

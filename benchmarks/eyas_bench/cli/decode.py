@@ -15,7 +15,7 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
+from eyas.cli.options import CACHE, DEVICE, MODEL, DraftOptions, engine_config, flattened
 from eyas.cli.results import Output, report_result, run_facts
 from eyas_bench.cli.measuring import (
     TASKS_OF_A_ROUND,
@@ -136,6 +136,7 @@ def decode(
     device: options.Device = DEVICE.device,
     threads: options.Threads = None,
     exact: options.Exact = DEVICE.exact,
+    kv_cache_dtype: options.KVCacheDtype = CACHE.dtype,
     offline: options.Offline = False,
     output: Output = None,
     as_json: options.Json = False,
@@ -174,6 +175,7 @@ def decode(
             device=device,
             threads=threads,
             exact=exact,
+            kv_cache_dtype=kv_cache_dtype,
         )
         measure_shape(shaped, drafting, protocol, output, as_json)
         return
@@ -195,6 +197,7 @@ def decode(
             device=device,
             threads=threads,
             exact=exact,
+            kv_cache_dtype=kv_cache_dtype,
             offline=offline,
             max_num_seqs=max(batches),
             prefix_cache=False,

@@ -27,6 +27,7 @@ def decode_shape(
     as_json: bool,
 ) -> None:
     """Measure every batch size with one engine."""
+    from eyas.engine.kv_format import resolve_kv_dtype
     from eyas.engine.verifier import verify
     from eyas.verify.prompts import random_prompts
     from eyas_bench import synthetic
@@ -50,6 +51,7 @@ def decode_shape(
     quantization = options.quantization
     engine = dummy_engine(shape.name, config, quantization=quantization, verify=drawn or verify)
     layouts = dummy_layouts(shape.model, quantization)
+    model = engine.runner.model
     results: list[dict[str, Any]] = []
     for size in protocol.batches:
         prompts = random_prompts(size, protocol.prompt_tokens, shape.model.vocab_size)
@@ -69,7 +71,8 @@ def decode_shape(
             **summarise(runs),
             "least_step_ms": least_step_ms(
                 shape.model,
-                engine.runner.model.dtype,
+                model.dtype,
+                kv_dtype=resolve_kv_dtype(config.cache.dtype, model.dtype, model.device),
                 num_rows=size * (engine.drafter.shape.width if drafts else 1),
                 num_sequences=size,
                 length=protocol.prompt_tokens + protocol.max_tokens // 2,

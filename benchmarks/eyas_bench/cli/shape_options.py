@@ -193,6 +193,7 @@ class Protocol:
     device: str
     threads: int | None
     exact: bool
+    kv_cache_dtype: str = "auto"
 
 
 def with_aliases(drafting: Drafting) -> Drafting:
@@ -240,6 +241,7 @@ def shape_config(
         device=protocol.device,
         threads=protocol.threads,
         exact=protocol.exact,
+        kv_cache_dtype=protocol.kv_cache_dtype,
         max_model_len=options.max_model_len or needed + SLACK,
         max_num_seqs=largest,
         max_batch_tokens=options.max_batch_tokens or step_rows(largest, prompt_tokens, nodes),

@@ -21,10 +21,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from eyas.attention.base import Attend, KVDestination, Layout
 from eyas.attention.lanes import Lanes, context_lanes, node_lanes, split_by_width
 from eyas.attention.state_plan import StatePlan
-from eyas.cache.kv import KVStore
+from eyas.cache.kv import KVStore, WindowMap
 from eyas.cache.states import SequenceStates
-from eyas.cache.store import LayerStore
+from eyas.cache.store import KVScales, LayerStore
 from eyas.ops.delta_rule import DeltaRule
+from eyas.ops.rotate_and_store import as_bytes
 
 TILE_PRODUCT_ROWS = (4, 12, 32)
 """Rows of a tile's products (query heads of a group times tile height), smallest first."""
@@ -44,6 +45,10 @@ class ReferenceAttention:
     @property
     def states(self) -> SequenceStates | None:
         return self.kv.states
+
+    @property
+    def windows(self) -> WindowMap | None:
+        return self.kv.windows
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
         """Plan the forward pass as lanes of prompt chunks and of trees."""
@@ -83,7 +88,9 @@ def tile_heights(store: LayerStore, dtype: torch.dtype, device: torch.device) ->
             lanes = Lanes(slots_1L, rows_1Q, torch.full_like(rows_1Q, width - 6))
             for sinks_N in (None, torch.zeros(store.num_query_heads, device=device)):
                 results = [
-                    _Tiles(lanes, store, (height,), dtype).run(q_TNH, kv_S2GH, sinks_N)[:rows]
+                    _Tiles(lanes, store, (height,), dtype).run(q_TNH, kv_S2GH, KVScales(), sinks_N)[
+                        :rows
+                    ]
                     for height in heights
                 ]
                 if not all(torch.equal(result, results[0]) for result in results[1:]):
@@ -110,9 +117,15 @@ class _Plan:
         self._answers: dict[LayerStore, _Answers] = {}
 
     def destination(self, layer: int) -> KVDestination:
-        kv = self._kv
+        kv, scales = self._kv, self._kv.scales[layer]
+        window_slots_S, slots_T = kv.window_slots(layer), self._write_slots_T
         return KVDestination(
-            kv.layers[layer], self._write_slots_T, kv.keys[layer], kv.values[layer]
+            kv.layers[layer],
+            slots_T if window_slots_S is None else window_slots_S[slots_T],
+            kv.keys[layer],
+            kv.values[layer],
+            scales.key,
+            scales.value,
         )
 
     def __call__(
@@ -123,9 +136,10 @@ class _Plan:
         answers = self._answers.get(store)
         if answers is None:
             heights, num_rows = self._heights[store], len(self._write_slots_T)
-            answers = _Answers(self._groups, store, heights, q_TNH.dtype, num_rows)
+            slots_S = self._kv.window_slots(layer)
+            answers = _Answers(self._groups, store, heights, q_TNH.dtype, num_rows, slots_S)
             self._answers[store] = answers
-        return answers.run(q_TNH, self._kv.layers[layer], sinks_N)
+        return answers.run(q_TNH, self._kv.layers[layer], self._kv.scales[layer], sinks_N)
 
     def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
         assert self._states is not None, "the layer has declared a state"
@@ -145,8 +159,9 @@ class _Answers:
         heights: tuple[int, ...],
         dtype: torch.dtype,
         num_rows: int,
+        window_slots_S: torch.Tensor | None,
     ) -> None:
-        self._tiles = [_Tiles(lanes, store, heights, dtype) for lanes in groups]
+        self._tiles = [_Tiles(lanes, store, heights, dtype, window_slots_S) for lanes in groups]
         parts = [tiles.rows for tiles in self._tiles]
         rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         self._num_rows = num_rows
@@ -160,10 +175,14 @@ class _Answers:
         self._index_T = index[:num_rows]
 
     def run(
-        self, q_TNH: torch.Tensor, kv_S2GH: torch.Tensor, sinks_N: torch.Tensor | None
+        self,
+        q_TNH: torch.Tensor,
+        kv_S2GH: torch.Tensor,
+        scales: KVScales,
+        sinks_N: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the outputs [T, N, H] of all rows."""
-        answers = [tiles.run(q_TNH, kv_S2GH, sinks_N) for tiles in self._tiles]
+        answers = [tiles.run(q_TNH, kv_S2GH, scales, sinks_N) for tiles in self._tiles]
         flat = answers[0] if len(answers) == 1 else torch.cat(answers)
         return flat[: self._num_rows] if self._index_T is None else flat[self._index_T]
 
@@ -172,10 +191,16 @@ class _Tiles:
     """Lanes cut into tiles of one height, with their masks; shared by all layers of one kind.
 
     rows: row of the forward pass for each place of the tiles in order, -1 for padding.
+    window_slots_S: as `KVStore.window_slots`.
     """
 
     def __init__(
-        self, lanes: Lanes, store: LayerStore, heights: tuple[int, ...], dtype: torch.dtype
+        self,
+        lanes: Lanes,
+        store: LayerStore,
+        heights: tuple[int, ...],
+        dtype: torch.dtype,
+        window_slots_S: torch.Tensor | None = None,
     ) -> None:
         self._num_lanes, num_queries = lanes.rows_YQ.shape
         self._scale = store.scale
@@ -191,6 +216,8 @@ class _Tiles:
         self.rows = rows_YQ.reshape(-1)
         self._query_rows = self.rows.clamp(min=0)
         self._slots = lanes.slots_YL.reshape(-1)
+        if window_slots_S is not None:
+            self._slots = window_slots_S[self._slots]
         self._num_columns = lanes.slots_YL.shape[1]
         columns_L = torch.arange(self._num_columns, device=self.rows.device)
         positions_YQ1 = positions_YQ.unsqueeze(-1)
@@ -209,12 +236,20 @@ class _Tiles:
         )
 
     def run(
-        self, q_TNH: torch.Tensor, kv_S2GH: torch.Tensor, sinks_N: torch.Tensor | None
+        self,
+        q_TNH: torch.Tensor,
+        kv_S2GH: torch.Tensor,
+        scales: KVScales,
+        sinks_N: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the outputs [places, N, H] in tile order."""
+        """Return the outputs [places, N, H] in tile order. The scale of keys is part of the softmax's,
+        that of values of the output."""
         num_kv, head_dim = kv_S2GH.shape[2:]
         sinks_GJ = None if sinks_N is None else sinks_N.view(num_kv, self._per_kv)
-        kv = kv_S2GH.index_select(0, self._slots)
+        scale = self._scale
+        if scales.key != 1.0:
+            scale = scales.key * (head_dim**-0.5 if scale is None else scale)
+        kv = as_bytes(kv_S2GH).index_select(0, self._slots).view(kv_S2GH.dtype).to(q_TNH.dtype)
         kv = kv.view(self._num_lanes, self._num_columns, -1, num_kv, head_dim)
         sides = kv.permute(2, 0, 3, 1, 4).unbind(0)
         # Values inside keys are taken with the rest of the row, whose sums are then dropped: torch's
@@ -226,23 +261,25 @@ class _Tiles:
             self._num_places, num_kv, self._per_kv * self._height, head_dim
         )
         if self._num_tiles == 1:
-            out = _attend(q, k_YGLH, v_YGLH, self._mask, self._scale, sinks_GJ)
+            out = _attend(q, k_YGLH, v_YGLH, self._mask, scale, sinks_GJ)
         elif self._num_lanes == 1:
             every = (self._num_tiles, -1, -1, -1)
             out = _attend(
-                q, k_YGLH.expand(every), v_YGLH.expand(every), self._mask, self._scale, sinks_GJ
+                q, k_YGLH.expand(every), v_YGLH.expand(every), self._mask, scale, sinks_GJ
             )
         else:
             shape = (self._num_lanes, self._num_tiles)
             q_tiles = q.unflatten(0, shape).unbind(1)
             masks = self._mask.unflatten(0, shape).unbind(1)
             tiles = [
-                _attend(q_tile, k_YGLH, v_YGLH, mask, self._scale, sinks_GJ)
+                _attend(q_tile, k_YGLH, v_YGLH, mask, scale, sinks_GJ)
                 for q_tile, mask in zip(q_tiles, masks, strict=True)
             ]
             out = torch.stack(tiles, dim=1)
         out = out.view(self._num_places, num_kv, self._per_kv, self._height, head_dim)
         out = out[..., : self._output_dim].permute(0, 3, 1, 2, 4)
+        if scales.value != 1.0:
+            out = out * scales.value
         return out.reshape(-1, num_kv * self._per_kv, self._output_dim)
 
 

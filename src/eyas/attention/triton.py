@@ -47,6 +47,7 @@ class TritonAttention:
         assert kv.states is None, "there are no kernels for layers with a state"
         self.kv = kv
         self.states = None
+        self.windows = kv.windows
         self.pdl = pdl
         itemsize = kv.dtype.itemsize
         self.stores = [store for store in kv.stores if isinstance(store, LayerStore)]
@@ -111,11 +112,23 @@ class _Plan:
             self._num_node_rows = 0
             self._stop = self._stop if runs else 0
         self._tiles: dict[int, torch.Tensor] = {}
+        self._window_slots_T: torch.Tensor | None = None
 
     def destination(self, layer: int) -> KVDestination:
         kv = self._backend.kv
+        scales = kv.scales[layer]
+        slots_T, window_slots_S = self._write_slots_T, kv.window_slots(layer)
+        if window_slots_S is not None:
+            if self._window_slots_T is None:
+                self._window_slots_T = window_slots_S[slots_T]
+            slots_T = self._window_slots_T
         return KVDestination(
-            kv.layers[layer], self._write_slots_T, kv.keys[layer], kv.values[layer]
+            kv.layers[layer],
+            slots_T,
+            kv.keys[layer],
+            kv.values[layer],
+            scales.key,
+            scales.value,
         )
 
     def __call__(
@@ -123,7 +136,8 @@ class _Plan:
     ) -> torch.Tensor:
         backend, layout = self._backend, self._layout
         store, kv_S2GH = backend.stores[layer], backend.kv.layers[layer]
-        shape, pdl = backend.shapes[store], backend.pdl
+        shape, pdl, scales = backend.shapes[store], backend.pdl, backend.kv.scales[layer]
+        window_slots_S = backend.kv.window_slots(layer)
         if q_TNH.stride(2) != 1 or q_TNH.stride(1) != q_TNH.shape[2]:
             q_TNH = q_TNH.contiguous()
         out_TNH = torch.empty(
@@ -134,7 +148,17 @@ class _Plan:
             heights = backend.heights[store]
             height = next((h for h in heights if h >= lines), heights[-1])
             attend_nodes(
-                q_TNH, kv_S2GH, out_TNH, self._nodes, shape, height, sinks_N=sinks_N, pdl=pdl
+                q_TNH,
+                kv_S2GH,
+                out_TNH,
+                self._nodes,
+                shape,
+                height,
+                sinks_N=sinks_N,
+                key_scale=scales.key,
+                value_scale=scales.value,
+                window_slots_S=window_slots_S,
+                pdl=pdl,
             )
         if layout.contexts:
             tiles = backend.tiles[store]
@@ -148,6 +172,9 @@ class _Plan:
                 shape,
                 tiles,
                 sinks_N=sinks_N,
+                key_scale=scales.key,
+                value_scale=scales.value,
+                window_slots_S=window_slots_S,
                 pdl=pdl,
             )
         if self._stop < len(out_TNH):

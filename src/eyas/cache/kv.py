@@ -3,7 +3,8 @@
 Promises: one tensor [S, 2, G, H] a layer, allocated once, with keys at index 0 and values at index 1;
 [S, 1, G, H] where the values are the first numbers of the keys. The layers of a model declare which,
 and their sizes (`LayerStore`). Layers with a state per sequence have none, but an entry in `states`.
-Does not know: which sequence owns a slot.
+The number format may be narrower than the model's; then each layer has scales.
+Does not know: which sequence owns a slot, how numbers are rounded.
 
 Legend: S slots, the null slot included, G key/value heads, H head dimension.
 """
@@ -12,12 +13,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from eyas.cache.memory import zeros_on_demand
 from eyas.cache.states import SequenceStates
-from eyas.cache.store import LayerStore, StateStore, Store
+from eyas.cache.store import KVScales, LayerStore, StateStore, Store
+
+
+@dataclass(frozen=True, slots=True)
+class WindowMap:
+    """Where layers with a window store what belongs to a slot, if they have fewer slots than others.
+
+    window: the widest of theirs. slots_S: int64, the window slot of each slot; any valid one where no
+    query sees what the slot holds.
+    """
+
+    num_window_slots: int
+    window: int
+    slots_S: torch.Tensor
+
+    def assign_first(self) -> None:
+        """Give the first slots window slots of their own numbers, for work that reserves none."""
+        count = min(self.num_window_slots, len(self.slots_S) - 1)
+        self.slots_S[: count + 1] = torch.arange(count + 1, device=self.slots_S.device)
+
+    def clear(self) -> None:
+        """Take all window slots away."""
+        self.slots_S.zero_()
 
 
 class KVStore:
@@ -25,7 +49,8 @@ class KVStore:
 
     layers: tensors [S, 2, G, H] or [S, 1, G, H], empty for a layer with a state. keys, values: views
     [S, G, H] of them; the last dimension of values is the store's `output_dim`. states: of the layers
-    that have one per sequence; None if there are none.
+    that have one per sequence; None if there are none. dtype: in which the model computes.
+    stored_dtype: of keys and values. scales: of each layer. windows: None if all layers have all slots.
     """
 
     def __init__(
@@ -35,13 +60,27 @@ class KVStore:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        stored_dtype: torch.dtype | None = None,
+        scales: Sequence[KVScales] = (),
+        num_window_slots: int | None = None,
     ) -> None:
+        """Allocate the tensors. stored_dtype: None is `dtype`. scales: empty is 1 for all layers.
+        num_window_slots: slots of layers with a window; None is `num_slots`."""
         self.stores = tuple(stores)
         self.dtype = dtype
+        self.stored_dtype = stored_dtype or dtype
+        self.scales = _of_parts(scales or [KVScales()] * len(self.stores), self.stores)
         self.device = device
+        self.windows: WindowMap | None = None
+        if num_window_slots is not None:
+            window = max(_window(store) or 0 for store in self.stores)
+            slots_S = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+            self.windows = WindowMap(num_window_slots, window, slots_S)
+        own = num_slots if num_window_slots is None else num_window_slots
+        counts = [num_slots if _window(store) is None else own for store in self.stores]
         self.layers = [
-            zeros_on_demand(_shape(store, num_slots), dtype=dtype, device=device)
-            for store in stores
+            zeros_on_demand(_shape(store, count), dtype=self.stored_dtype, device=device)
+            for store, count in zip(self.stores, counts, strict=True)
         ]
         self.keys = [layer.select(1, 0) for layer in self.layers]
         self.values = [
@@ -52,10 +91,31 @@ class KVStore:
         if any(isinstance(store, StateStore) for store in stores):
             self.states = SequenceStates(stores, dtype=dtype, device=device)
 
+    def window_slots(self, layer: int) -> torch.Tensor | None:
+        """Return the window slot of each slot, if the layer's tensor is indexed by these."""
+        if self.windows is None or _window(self.stores[layer]) is None:
+            return None
+        return self.windows.slots_S
+
     @staticmethod
     def bytes_per_slot(stores: Sequence[Store], dtype: torch.dtype) -> int:
-        """Return the bytes of keys and values of one token in all layers."""
+        """Return the bytes of keys and values of one token in all layers. dtype: of the cache."""
         return sum(math.prod(_shape(store, 0)) * dtype.itemsize for store in stores)
+
+
+def _window(store: Store) -> int | None:
+    """Return how many of the last tokens a layer's queries see; None if it has no such window."""
+    return store.window if isinstance(store, LayerStore) else None
+
+
+def _of_parts(scales: Sequence[KVScales], stores: Sequence[Store]) -> tuple[KVScales, ...]:
+    """Return the scales of layers, those of values that are part of keys being the keys' own."""
+    return tuple(
+        replace(scale, value=scale.key)
+        if isinstance(store, LayerStore) and store.value_dim is not None
+        else scale
+        for scale, store in zip(scales, stores, strict=True)
+    )
 
 
 def _shape(store: Store, num_slots: int) -> tuple[int, ...]:

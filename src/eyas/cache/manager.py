@@ -4,7 +4,8 @@ All other rooms take and return slots through it.
 
 Promises: each usable slot is free, held by one sequence, reserved for one flight, or shared through the
 prefix tree; `check` verifies it. Where layers have a state per sequence, a prefix is shared up to a
-snapshot of the state alone. Slots are never copied: those of accepted nodes stay where they were
+snapshot of the state alone; where they have windows, up to a position before which all that a window
+shows is still there. Slots are never copied: those of accepted nodes stay where they were
 written. Shared slots are never written to: a sequence's own slots begin after its matched prefix.
 Does not know: tensors, devices, how sequences are scheduled.
 """
@@ -18,6 +19,7 @@ import numpy as np
 from eyas.cache.radix import RadixNode, RadixTree
 from eyas.cache.slots import SlotPool
 from eyas.cache.snapshots import SnapshotPool
+from eyas.cache.windows import WindowSlots
 
 LEAST_GAIN = 32
 """Tokens that a further snapshot must save the next sequence, to be worth a step of its own."""
@@ -39,6 +41,9 @@ class Lease:
     boundary: position at which other sequences have continued in another way, so that a snapshot there
     helps the next one; 0 if there is none. saving, saved: snapshots that a flight takes, and has taken,
     by position.
+
+    window_start: where layers have windows of their own slots: the first position whose window slot is
+    held. Those from there to `num_stored` are, and those of reserved slots.
     """
 
     namespace: str
@@ -51,6 +56,7 @@ class Lease:
     boundary: int = 0
     saving: dict[int, int] = field(default_factory=dict)
     saved: dict[int, int] = field(default_factory=dict)
+    window_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +76,17 @@ class CacheManager:
 
     num_slots: usable slots. shares_prefixes: whether stored prefixes are shared between sequences.
     num_snapshots: how many states of sequences can be kept, where layers have one; None where keys and
-    values are all that is stored of a prefix.
+    values are all that is stored of a prefix. windows: (number of window slots, widest window), where
+    layers with a window have fewer slots than the others.
     """
 
     def __init__(
-        self, num_slots: int, *, shares_prefixes: bool = True, num_snapshots: int | None = None
+        self,
+        num_slots: int,
+        *,
+        shares_prefixes: bool = True,
+        num_snapshots: int | None = None,
+        windows: tuple[int, int] | None = None,
     ) -> None:
         self._pool = SlotPool(num_slots)
         self._tree = RadixTree()
@@ -82,6 +94,7 @@ class CacheManager:
         self.shares_prefixes = shares_prefixes
         self.num_slots = num_slots
         self._snapshots = None if num_snapshots is None else SnapshotPool(num_snapshots)
+        self.windows = None if windows is None else WindowSlots(num_slots, *windows)
 
     def admit(
         self, tokens: list[int], capacity: int, *, namespace: str = "", share: bool = True
@@ -96,38 +109,86 @@ class CacheManager:
         lease = Lease(namespace, slots, 0, 0, None)
         if self.shares_prefixes and share and len(tokens) > 1:
             context = np.asarray(tokens[:-1], dtype=np.int64)
-            matched, node = self._tree.match(context, namespace)
-            if self._snapshots is not None:
-                num_matched = len(matched)
-                matched, node = _up_to_snapshot(matched, node)
-                if num_matched - len(matched) >= LEAST_GAIN:
-                    lease.boundary = num_matched
-                if node.snapshot is not None:
-                    lease.snapshot = node.snapshot
-                    self._snapshots.use(node.snapshot)
+            matched, node = self._match(lease, context)
             if len(matched):
                 self._tree.lock(node)
                 slots[: len(matched)] = matched
                 lease.num_stored = lease.num_shared = len(matched)
                 lease.node = node
+                self._hold_windows(lease)
         self._leases.add(lease)
         return lease
 
+    def _match(self, lease: Lease, context: np.ndarray) -> tuple[np.ndarray, RadixNode]:
+        """Return the slots and the node of the longest stored prefix that a sequence can continue."""
+        matched, node = self._tree.match(context, lease.namespace)
+        num_matched, end = len(matched), -1
+        while len(matched) != end:
+            end = len(matched)
+            if self.windows is not None:
+                end = self.windows.usable(matched)
+                matched, node = self._tree.match(context[:end], lease.namespace)
+            if self._snapshots is not None:
+                matched, node = _up_to_snapshot(matched, node)
+        if self._snapshots is not None:
+            if num_matched - len(matched) >= LEAST_GAIN:
+                lease.boundary = num_matched
+            if node.snapshot is not None:
+                lease.snapshot = node.snapshot
+                self._snapshots.use(node.snapshot)
+        return matched, node
+
+    def _hold_windows(self, lease: Lease) -> None:
+        """Hold the window slots that the query after a shared prefix sees."""
+        if self.windows is not None:
+            lease.window_start = max(0, lease.num_stored - self.windows.reach)
+            self.windows.hold(lease.slots[lease.window_start : lease.num_stored])
+            self._prefer_windows(lease, lease.num_stored)
+
+    def _prefer_windows(self, lease: Lease, position: int) -> None:
+        """Keep what the query at a position sees longer than other window slots."""
+        if self.windows is not None:
+            self.windows.prefer(lease.slots[max(0, position - self.windows.reach) : position])
+
+    def _leave_windows(self, lease: Lease, stop: int) -> None:
+        """Give up the window slots of positions before `stop`."""
+        if self.windows is not None and stop > lease.window_start:
+            self.windows.leave(lease.slots[lease.window_start : stop])
+            lease.window_start = stop
+
+    def _give(self, slots: np.ndarray) -> None:
+        """Free slots, and their window slots."""
+        if self.windows is not None:
+            self.windows.drop(slots)
+        self._pool.give(slots)
+
     @property
     def num_available(self) -> int:
-        """Slots that can be reserved now: free ones, and those of unlocked prefixes."""
-        return self._pool.num_free + self._tree.num_evictable
+        """Slots that can be reserved now: free ones, and those of unlocked prefixes, as far as window
+        slots suffice for them."""
+        available = self._pool.num_free + self._tree.num_evictable
+        return available if self.windows is None else min(available, self.windows.num_available)
+
+    def has_room(self, count: int, most_rows: int) -> bool:
+        """Whether slots for `count` positions of a sequence can be reserved now, one flight after the
+        other. most_rows: of a flight."""
+        if count > self._pool.num_free + self._tree.num_evictable:
+            return False
+        windows = self.windows
+        return windows is None or min(count, windows.reach + most_rows) <= windows.num_available
 
     def reserve(self, lease: Lease, count: int) -> np.ndarray:
         """Reserve `count` slots for rows of one flight, evicting unlocked prefixes if needed. Raises
         SlotsExhausted, with nothing changed, if there are fewer."""
+        if count > self.num_available:
+            raise SlotsExhausted
         missing = count - self._pool.num_free
         if missing > 0:
-            if missing > self._tree.num_evictable:
-                raise SlotsExhausted
-            self._pool.give(self._tree.evict(missing))
+            self._give(self._tree.evict(missing))
             self._give_dropped()
         slots = self._pool.take(count)
+        if self.windows is not None:
+            self.windows.take(slots)
         lease.reserved.append(slots)
         return slots
 
@@ -147,11 +208,14 @@ class CacheManager:
         lease.slots[lease.num_stored : end] = kept
         lease.num_stored = end
         if not len(kept):
-            self._pool.give(reserved)
+            self._give(reserved)
         elif len(kept) < len(reserved):
             held = set(kept.tolist())
             rejected = [slot for slot in reserved.tolist() if slot not in held]
-            self._pool.give(np.array(rejected, dtype=np.int64))
+            self._give(np.array(rejected, dtype=np.int64))
+        if self.windows is not None:
+            # Flights that have not landed have no query before the next position.
+            self._leave_windows(lease, end - self.windows.reach)
 
     def reserve_snapshot(self, lease: Lease, position: int) -> int | None:
         """Reserve a snapshot for the state that a flight reaches at `position`, the end of its prompt
@@ -196,6 +260,7 @@ class CacheManager:
     def publish(self, lease: Lease, tokens: list[int]) -> None:
         """Share the stored part of `tokens` with other sequences while this one is running."""
         self._publish_slots(lease, tokens)
+        self._prefer_windows(lease, min(lease.num_stored, len(tokens)))
         self._attach_snapshots(lease, tokens)
 
     def _publish_slots(self, lease: Lease, tokens: list[int]) -> None:
@@ -216,20 +281,24 @@ class CacheManager:
         as a shared prefix until it is evicted. No flight may have reserved slots of the lease."""
         assert not lease.reserved and not lease.saving, "released while a flight may still write"
         self._leases.remove(lease)
+        self._leave_windows(lease, lease.num_stored)
+        self._prefer_windows(lease, min(lease.num_stored, len(tokens)))
         num_kept = lease.num_shared
         if self.shares_prefixes:
             num_offered = min(lease.num_stored, len(tokens))
             if num_offered > lease.num_shared:
                 run = np.asarray(tokens[:num_offered], dtype=np.int64)
-                num_stored_before, _ = self._tree.insert(
-                    run, lease.slots[:num_offered], lease.namespace
-                )
-                if num_stored_before > lease.num_shared:
-                    self._pool.give(lease.slots[lease.num_shared : num_stored_before])
+                stored, _ = self._tree.match(run, lease.namespace)
+                self._tree.insert(run, lease.slots[:num_offered], lease.namespace)
+                if len(stored) > lease.num_shared:
+                    own = lease.slots[lease.num_shared : len(stored)]
+                    if self.windows is not None:
+                        self.windows.move(own, stored[lease.num_shared :])
+                    self._give(own)
                 num_kept = num_offered
         self._attach_snapshots(lease, tokens)
         if lease.num_stored > num_kept:
-            self._pool.give(lease.slots[num_kept : lease.num_stored])
+            self._give(lease.slots[num_kept : lease.num_stored])
         if lease.node is not None:
             self._tree.unlock(lease.node)
 
@@ -247,6 +316,12 @@ class CacheManager:
         slots = np.sort(np.concatenate(parts))
         expected = np.arange(1, self.num_slots + 1)
         assert np.array_equal(slots, expected), "a slot is lost, or held twice"
+        if self.windows is not None:
+            held_slots = [s for lease in self._leases for s in lease.reserved]
+            held_slots += [
+                lease.slots[lease.window_start : lease.num_stored] for lease in self._leases
+            ]
+            self.windows.check(np.concatenate(parts[1:]), held_slots)
         if self._snapshots is not None:
             held = [
                 s for lease in self._leases for s in (*lease.saving.values(), *lease.saved.values())

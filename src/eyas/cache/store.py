@@ -62,4 +62,14 @@ class StateStore:
         return state + (self.reach + num_nodes) * self.input_width * itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """The scales of a layer whose keys and values are stored in a narrower number format than the
+    model's: what is stored, times the scale, is the key or value. Values that are part of the keys
+    have the scale of keys."""
+
+    key: float = 1.0
+    value: float = 1.0
+
+
 Store = LayerStore | StateStore

@@ -170,6 +170,16 @@ Exact = Annotated[
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
+KVCacheDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="Number format of cached keys and values. auto is that of --dtype; fp8_e4m3 (or fp8) "
+        "holds twice as many tokens as 16 bits, with the scales of the checkpoint, or 1.",
+        metavar="<format>",
+        rich_help_panel=RESOURCE_PANEL,
+    ),
+]
 NumSlots = Annotated[
     int | None,
     typer.Option(
@@ -292,6 +302,7 @@ class ResourceOptions:
     device: Device = DEVICE.device
     threads: Threads = DEVICE.num_threads
     exact: Exact = DEVICE.exact
+    kv_cache_dtype: KVCacheDtype = CACHE.dtype
     num_slots: NumSlots = CACHE.num_slots
     memory_fraction: MemoryFraction = CACHE.memory_fraction
     max_num_seqs: MaxNumSeqs = SCHEDULER.max_num_seqs

@@ -17,12 +17,27 @@ import torch
 
 from eyas.attention import attention_units, open_attention
 from eyas.cache import CacheManager, KVStore
+from eyas.cache.store import KVScales
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
 from eyas.draft import Drafter
-from eyas.engine.drafting import Drafting, build_drafter, decide_drafting, load_network
+from eyas.engine.cache_size import (
+    Demand,
+    SlotBytes,
+    cache_bytes,
+    most_slots,
+    num_window_slots,
+)
+from eyas.engine.drafting import (
+    Drafting,
+    build_drafter,
+    decide_drafting,
+    load_network,
+    read_draft_scales,
+)
 from eyas.engine.engine import Engine
 from eyas.engine.exactness import check_exactness
+from eyas.engine.kv_format import kv_dtype_name, resolve_kv_dtype
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
@@ -65,7 +80,8 @@ class Parts:
     order: the row order of the model's matrix products. drafting: None if the drafter is passed in.
     network: the weights of the drafting network; None if the drafter has none. directory: of the
     model; None if it is in no files. tokenizer: None if prompts and answers are token ids only, and
-    then outputs cannot be constrained. eos_token_ids: the tokens that end a text.
+    then outputs cannot be constrained. eos_token_ids: the tokens that end a text. kv_scales,
+    draft_kv_scales: of an FP8 cache, by layer; empty is 1.
     """
 
     spec: ModelSpec
@@ -77,6 +93,8 @@ class Parts:
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
+    kv_scales: tuple[KVScales, ...] = ()
+    draft_kv_scales: tuple[KVScales, ...] = ()
 
 
 def build_engine(
@@ -129,6 +147,11 @@ def load(
     dtype = resolve_dtype(config.model.dtype, hardware.device)
     _check_memory(config, files, dtype, hardware)
     drafting = decide_drafting(config, directory, spec) if drafts else None
+    kv_scales: tuple[KVScales, ...] = ()
+    draft_kv_scales: tuple[KVScales, ...] = ()
+    if resolve_kv_dtype(config.cache.dtype, dtype, hardware.device) != dtype:
+        kv_scales = files.kv_scales()
+        draft_kv_scales = read_draft_scales(drafting, spec)
     progress("timing products", 0, 0)
     order = find_order(config, hardware, dtype, spec)
     model = files.load(
@@ -158,6 +181,8 @@ def load(
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(spec.eos_token_ids, tokenizer, spec.vocab_size),
         dtype=dtype,
+        kv_scales=kv_scales,
+        draft_kv_scales=draft_kv_scales,
     )
 
 
@@ -203,10 +228,13 @@ def assemble(
     device, capture common steps now; otherwise each step is captured when it first occurs.
     """
     spec, dtype, order, drafting = parts.spec, parts.dtype, parts.order, parts.drafting
-    per_slot, scratch = KVStore.bytes_per_slot(spec.stores, dtype), 0
+    kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
+    windowed = [store for store in spec.attention_stores if store.window is not None]
+    per_window_slot = KVStore.bytes_per_slot(windowed, kv_dtype)
+    per_slot, scratch = KVStore.bytes_per_slot(spec.stores, kv_dtype) - per_window_slot, 0
     if drafting is not None:
-        per_slot += drafting.bytes_per_slot(dtype, hardware.device)
-        scratch = drafting.scratch_bytes(config.scheduler.max_num_seqs, dtype)
+        per_slot += drafting.bytes_per_slot(dtype, kv_dtype, hardware.device)
+        scratch = drafting.scratch_bytes(config.scheduler.max_num_seqs, kv_dtype)
         width = drafting.shape.width
     else:
         assert own_drafter is not None
@@ -215,23 +243,48 @@ def assemble(
     states = _state_bytes(config, spec, width, dtype)
     if usable(hardware.device):
         scratch += step_bytes(spec, config, width, max_length, dtype)
-    num_slots, max_length = _size_cache(
-        config, per_slot, scratch, states, hardware.device, max_length, width
+    size = SlotBytes(
+        per_slot, per_window_slot, max((store.window or 0 for store in windowed), default=0)
     )
-    kv = KVStore(spec.stores, num_slots, dtype=dtype, device=hardware.device)
+    num_slots, in_windows, max_length = _size_cache(
+        config, size, scratch, states, hardware.device, max_length, width
+    )
+    kv = KVStore(
+        spec.stores,
+        num_slots,
+        dtype=dtype,
+        device=hardware.device,
+        stored_dtype=kv_dtype,
+        scales=parts.kv_scales,
+        num_window_slots=in_windows if in_windows < num_slots else None,
+    )
+    log.info("keys and values are stored as %s", kv_dtype_name(kv_dtype))
     runner = ModelRunner(parts.model, open_attention(kv))
     drafter = own_drafter
     if drafter is None:
         assert drafting is not None
-        drafter = build_drafter(drafting, config, runner, parts.network, num_slots, max_length)
+        drafter = build_drafter(
+            drafting,
+            config,
+            runner,
+            parts.network,
+            num_slots,
+            max_length,
+            kv_dtype=kv_dtype,
+            kv_scales=parts.draft_kv_scales,
+        )
+    if kv.windows is not None:
+        kv.windows.assign_first()
     exact = check_exactness(
         runner,
         order,
         max_length,
-        num_slots,
+        in_windows,
         width=drafter.width,
         captures=config.scheduler.max_graph_batch != 0,
     )
+    if kv.windows is not None:
+        kv.windows.clear()
     log.info("exact: %s, %s", "yes" if exact.exact else "no", exact.reason)
     has_grammars = bool(parts.eos_token_ids) and parts.tokenizer is not None
     info = EngineInfo(
@@ -242,6 +295,7 @@ def assemble(
         num_parameters=spec.num_parameters,
         device=str(hardware.device),
         dtype=str(dtype).removeprefix("torch."),
+        kv_cache_dtype=kv_dtype_name(kv_dtype),
         max_model_len=max_length,
         num_slots=num_slots,
         vocab_size=spec.vocab_size,
@@ -337,6 +391,7 @@ def connect(
     scheduler."""
     device = runner.model.device
     scheduling, states = config.scheduler, runner.backend.states
+    windows = runner.backend.windows
     num_snapshots = None
     if states is not None:
         spec, dtype = runner.model.spec, runner.model.dtype
@@ -352,9 +407,15 @@ def connect(
         info.num_slots,
         shares_prefixes=config.cache.prefix_cache,
         num_snapshots=num_snapshots,
+        windows=None if windows is None else (windows.num_window_slots, windows.window),
     )
     table = SequenceTable(
-        scheduling.max_num_seqs, info.max_model_len, drafter.width, device, states
+        scheduling.max_num_seqs,
+        info.max_model_len,
+        drafter.width,
+        device,
+        states,
+        None if windows is None else windows.slots_S,
     )
     scheduler = Scheduler(
         cache,
@@ -468,19 +529,26 @@ def _state_bytes(config: EngineConfig, spec: ModelSpec, width: int, dtype: torch
 
 def _size_cache(
     config: EngineConfig,
-    per_slot: int,
+    size: SlotBytes,
     scratch: int,
     states: int,
     device: torch.device,
     max_length: int,
     width: int,
-) -> tuple[int, int]:
-    """Return the number of slots and the longest sequence. One sequence of that length always fits.
+) -> tuple[int, int, int]:
+    """Return the number of slots, that of layers with a window, and the longest sequence. One sequence
+    of that length always fits.
 
-    per_slot: bytes of a slot. scratch: bytes that steps and drafting need in addition. states: bytes of
+    scratch: bytes that steps and drafting need in addition. states: bytes of
     the states of sequences. width: most nodes of a tree. Raises ValueError if no useful sequence fits.
     """
-    num_slots = config.cache.num_slots
+    num_slots, scheduling = config.cache.num_slots, config.scheduler
+    demand = Demand(
+        most_useful=scheduling.max_num_seqs * (max_length + 2 * width),
+        num_sequences=scheduling.max_num_seqs,
+        rows=scheduling.rows(on_gpu=device.type == "cuda"),
+        shares_prefixes=config.cache.prefix_cache,
+    )
     gib = 2**30
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -492,8 +560,7 @@ def _size_cache(
         table_bytes = 16 * config.scheduler.max_num_seqs * (max_length + 3 * width)
         budget = cache_budget(device, config.cache.memory_fraction, states)
         budget -= table_bytes + scratch
-        most_useful = config.scheduler.max_num_seqs * (max_length + 2 * width)
-        num_slots = min(budget // per_slot, most_useful)
+        num_slots = most_slots(budget, size, demand)
     longest = min(max_length, num_slots - 2 * width)
     if longest < 2:
         raise ValueError(
@@ -503,7 +570,15 @@ def _size_cache(
         )
     if longest < max_length:
         log.warning("the cache has %d slots: the context is limited to %d", num_slots, longest)
-    log.info(
-        "cache: %d slots of %d bytes, %.1f GiB", num_slots, per_slot, num_slots * per_slot / gib
-    )
-    return num_slots, longest
+    in_windows = num_window_slots(num_slots, size, demand)
+    total = cache_bytes(num_slots, size, demand) / gib
+    if in_windows < num_slots:
+        log.info("cache: %d slots of %d bytes", num_slots, size.full)
+        log.info(
+            "and %d of %d bytes in layers with a window, %.1f GiB", in_windows, size.windowed, total
+        )
+    else:
+        log.info(
+            "cache: %d slots of %d bytes, %.1f GiB", num_slots, size.full + size.windowed, total
+        )
+    return num_slots, in_windows, longest

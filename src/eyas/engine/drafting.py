@@ -20,7 +20,7 @@ from eyas import builtin
 from eyas.attention import open_attention
 from eyas.attention.base import Layout, NodeGrid
 from eyas.cache import KVStore
-from eyas.cache.store import Store
+from eyas.cache.store import KVScales, Store
 from eyas.config import DraftConfig, DrafterName, EngineConfig
 from eyas.draft import (
     BlendDrafter,
@@ -50,6 +50,7 @@ from eyas.models.heads import (
     load_head,
     locate_head,
     read_head,
+    read_head_kv_scales,
 )
 from eyas.models.locate import locate_file
 from eyas.runner.graphs import StepGraphs
@@ -104,14 +105,18 @@ class Drafting:
         return () if self.network is None else self.network.stores
 
     def scratch_bytes(self, max_num_seqs: int, dtype: torch.dtype) -> int:
-        """Return the bytes of the keys and values of the inner nodes of all trees."""
+        """Return the bytes of the keys and values of the inner nodes of all trees. dtype: of the
+        cache."""
         per_slot = KVStore.bytes_per_slot(self.stores, dtype)
         return (max_num_seqs + 1) * num_scratch(self.shape) * per_slot
 
-    def bytes_per_slot(self, dtype: torch.dtype, device: torch.device) -> int:
-        """Return the bytes of the keys, values and features of one token."""
+    def bytes_per_slot(
+        self, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
+    ) -> int:
+        """Return the bytes of the keys and values of one token, stored as `kv_dtype`, and of its
+        features."""
         size = stored_size(self.head, device) if self.head is not None else 0
-        return KVStore.bytes_per_slot(self.stores, dtype) + size * dtype.itemsize
+        return KVStore.bytes_per_slot(self.stores, kv_dtype) + size * dtype.itemsize
 
 
 def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> Drafting:
@@ -228,6 +233,17 @@ def load_network(
     )
 
 
+def read_draft_scales(drafting: Drafting | None, target: ModelSpec) -> tuple[KVScales, ...]:
+    """Return the scales of an FP8 cache of the drafting network's layers; nothing without one."""
+    if drafting is None:
+        return ()
+    if drafting.model is not None:
+        return drafting.model.kv_scales()
+    if drafting.head is None or drafting.directory is None:
+        return ()
+    return read_head_kv_scales(drafting.directory, drafting.head, target)
+
+
 def build_drafter(
     drafting: Drafting,
     config: EngineConfig,
@@ -235,11 +251,14 @@ def build_drafter(
     loaded: Decoder | DraftHead | None,
     num_slots: int,
     max_length: int,
+    *,
+    kv_dtype: torch.dtype | None = None,
+    kv_scales: tuple[KVScales, ...] = (),
 ) -> Drafter:
     """Build the drafter around its loaded network.
 
     loaded: the network; None if the drafter has none. num_slots: of the cache. max_length: of a
-    sequence.
+    sequence. kv_dtype: of the cache; None is the network's own. kv_scales: as `Parts`.
     """
     if drafting.names == ("root",):
         return RootDrafter()
@@ -253,7 +272,7 @@ def build_drafter(
             continue
         assert loaded is not None
         num_scratch_slots = (max_num_seqs + 1) * num_scratch(shape)  # one more for the padding seat
-        network = _network(drafting, loaded, num_slots, num_scratch_slots)
+        network = _network(drafting, loaded, num_slots, num_scratch_slots, kv_dtype, kv_scales)
         sources.append(
             TreeDrafter(
                 network,
@@ -297,10 +316,20 @@ def pace(
 
 
 def _network(
-    drafting: Drafting, loaded: Decoder | DraftHead, num_slots: int, num_scratch_slots: int
+    drafting: Drafting,
+    loaded: Decoder | DraftHead,
+    num_slots: int,
+    num_scratch_slots: int,
+    kv_dtype: torch.dtype | None,
+    kv_scales: tuple[KVScales, ...],
 ) -> DraftNetwork:
     kv = KVStore(
-        drafting.stores, num_slots + num_scratch_slots, dtype=loaded.dtype, device=loaded.device
+        drafting.stores,
+        num_slots + num_scratch_slots,
+        dtype=loaded.dtype,
+        device=loaded.device,
+        stored_dtype=kv_dtype,
+        scales=kv_scales,
     )
     backend = open_attention(kv)
     if isinstance(loaded, DraftHead):

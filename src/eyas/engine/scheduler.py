@@ -93,6 +93,8 @@ class Scheduler:
         plan = StepPlan([], [], 1, self._shape(len(stepping), has_chunks=has_chunks))
         budget = self._add_running(plan, stepping, storing)
         self._add_waiting(plan, budget)
+        if self.cache.windows is not None:
+            self.table.write_window_slots(*self.cache.windows.take_changes())
         return plan if plan.spans else None
 
     def _shape(self, num_stepping: int, *, has_chunks: bool) -> TreeShape:
@@ -217,7 +219,7 @@ class Scheduler:
             share=not sequence.needs_prompt_rows,
         )
         missing = sequence.num_tokens - 1 - lease.num_stored
-        if missing + width > self.cache.num_available:
+        if not self.cache.has_room(missing + width, self.max_batch_tokens):
             self.cache.release(lease, sequence.tokens)
             return False
         self.waiting.remove(sequence)

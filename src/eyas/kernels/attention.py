@@ -58,6 +58,7 @@ def _group(
     stop,
     kv,
     table,
+    window_slots,
     root,
     window,
     first_position,
@@ -77,9 +78,9 @@ def _group(
     top_M, sum_M, value_MH = empty(HEIGHT, INNER)
     for split in tl.range(begin, end, num_stages=STAGES):
         own_top_M, own_sum_M, own_value_MH = attend_split(
-            q_MH, q_MF, position_M, split * SPLIT, stop, kv, table, table, root, window,
-            first_position, scale, SIDE, HEAD_DIM, INNER, REST, KEYS, SPLIT, True, False, HAS_WINDOW,
-            HAS_FIRST,
+            q_MH, q_MF, position_M, split * SPLIT, stop, kv, table, window_slots, table, root,
+            window, first_position, scale, SIDE, HEAD_DIM, INNER, REST, KEYS, SPLIT, True, False,
+            HAS_WINDOW, HAS_FIRST,
         )  # fmt: skip
         top_M, sum_M, value_MH = merge(top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH)
     return top_M, sum_M, value_MH
@@ -110,6 +111,7 @@ def attend_splits_kernel(
     roots_B,
     seats_B,
     slots_AC,
+    window_slots,
     paths_BWP,
     q_stride,
     num_nodes,
@@ -122,6 +124,7 @@ def attend_splits_kernel(
     window,
     first_position,
     scale,
+    value_scale,
     NUM_KV_HEADS: tl.constexpr,
     PER_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -194,14 +197,14 @@ def attend_splits_kernel(
         end = tl.cdiv(stop, UNIT * SPLIT)
         if IS_WHOLE:
             top_M, sum_M, value_MH = _group(
-                q_MH, q_MF, position_M, first // SPLIT, tl.cdiv(stop, SPLIT), stop, kv, table, root,
-                window, first_position, scale, SIDE, HEAD_DIM, INNER, REST, HEIGHT, KEYS, SPLIT,
-                STAGES, HAS_WINDOW, HAS_FIRST,
+                q_MH, q_MF, position_M, first // SPLIT, tl.cdiv(stop, SPLIT), stop, kv, table,
+                window_slots, root, window, first_position, scale, SIDE, HEAD_DIM, INNER, REST,
+                HEIGHT, KEYS, SPLIT, STAGES, HAS_WINDOW, HAS_FIRST,
             )  # fmt: skip
             sink_M = tl.zeros((HEIGHT,), tl.float32)
             if HAS_SINKS:
                 sink_M = tl.load(sinks_N + head_M, mask=is_line, other=0.0)
-            out_MH = finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS)
+            out_MH = finish(top_M, sum_M, value_MH, sink_M, value_scale, HAS_SINKS)
             answer_MH = out_TNH + (row_M * NUM_HEADS + head_M)[:, None] * HEAD_DIM + inner_1H
             is_row = (row_M >= 0)[:, None] & (inner_1H < HEAD_DIM)
             tl.store(answer_MH, out_MH.to(out_TNH.dtype.element_ty), mask=is_row)
@@ -209,16 +212,16 @@ def attend_splits_kernel(
             for unit in tl.range(begin, end, num_stripes, num_stages=STAGES if UNIT == 1 else 1):
                 if UNIT == 1:
                     top_M, sum_M, value_MH = attend_split(
-                        q_MH, q_MF, position_M, unit * SPLIT, stop, kv, table, table, root, window,
-                        first_position, scale, SIDE, HEAD_DIM, INNER, REST, KEYS, SPLIT, True, False,
-                        HAS_WINDOW, HAS_FIRST,
+                        q_MH, q_MF, position_M, unit * SPLIT, stop, kv, table, window_slots, table,
+                        root, window, first_position, scale, SIDE, HEAD_DIM, INNER, REST, KEYS,
+                        SPLIT, True, False, HAS_WINDOW, HAS_FIRST,
                     )  # fmt: skip
                 else:
                     top_M, sum_M, value_MH = _group(
                         q_MH, q_MF, position_M, tl.maximum(unit * UNIT, first // SPLIT),
-                        tl.minimum(unit * UNIT + UNIT, tl.cdiv(stop, SPLIT)), stop, kv, table, root,
-                        window, first_position, scale, SIDE, HEAD_DIM, INNER, REST, HEIGHT, KEYS,
-                        SPLIT, STAGES, HAS_WINDOW, HAS_FIRST,
+                        tl.minimum(unit * UNIT + UNIT, tl.cdiv(stop, SPLIT)), stop, kv, table,
+                        window_slots, root, window, first_position, scale, SIDE, HEAD_DIM, INNER,
+                        REST, HEIGHT, KEYS, SPLIT, STAGES, HAS_WINDOW, HAS_FIRST,
                     )  # fmt: skip
                 keep(
                     states_TNZ2, values_TNZH, partial_M + unit, top_M, sum_M, value_MH, is_line,
@@ -227,8 +230,8 @@ def attend_splits_kernel(
     elif TAILS > 0:
         g = program % NUM_KV_HEADS
         attend_tails(
-            program // NUM_KV_HEADS, g, q_TNH, kv_S2GH + g * NEXT_HEAD, states_TNZ2,
-            values_TNZH, rows_BW, positions_BW, roots_B, seats_B, slots_AC, paths_BWP, q_stride,
+            program // NUM_KV_HEADS, g, q_TNH, kv_S2GH + g * NEXT_HEAD, states_TNZ2, values_TNZH,
+            rows_BW, positions_BW, roots_B, seats_B, slots_AC, window_slots, paths_BWP, q_stride,
             num_nodes, num_columns, num_units, limit, window, first_position, scale, NUM_KV_HEADS,
             PER_KV, HEAD_DIM, INNER, REST, REST_INNER, TAIL_HEIGHT, KEYS, SPLIT, TAILS, TAIL_NODES,
             HAS_WINDOW, HAS_FIRST,
@@ -273,10 +276,16 @@ def attend_nodes(
     height: int,
     *,
     sinks_N: torch.Tensor | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+    window_slots_S: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Write the outputs of the rows of `nodes.nodes_T` to the first rows of out_TNH; zeros where it
     is -1.
+
+    key_scale, value_scale: what is stored times this is a key or value. window_slots_S: the place in
+    `kv_S2GH` of each slot; None if it is the slot.
 
     Reference: `dense` in tests/attention/scenes.py.
     """
@@ -304,6 +313,7 @@ def attend_nodes(
         nodes.roots_B,
         nodes.seats_B,
         table,
+        window_slots_S,
         paths_BWP,
         q_TNH.stride(0),
         width,
@@ -315,7 +325,8 @@ def attend_nodes(
         nodes.limit,
         window,
         shape.first_position,
-        shape.scale,
+        shape.scale * key_scale,
+        value_scale,
         NUM_KV_HEADS=heads,
         PER_KV=per_kv,
         HEAD_DIM=shape.head_dim,
@@ -356,6 +367,7 @@ def attend_nodes(
         nodes.limit,
         window,
         shape.first_position,
+        value_scale,
         NUM_KV_HEADS=heads,
         PER_KV=per_kv,
         HEADS=lines,

@@ -32,6 +32,7 @@ def merge_splits_kernel(
     limit,
     window,
     first_position,
+    value_scale,
     NUM_KV_HEADS: tl.constexpr,
     PER_KV: tl.constexpr,
     HEADS: tl.constexpr,
@@ -91,6 +92,6 @@ def merge_splits_kernel(
     sink_J = tl.zeros((HEADS,), tl.float32)
     if HAS_SINKS:
         sink_J = tl.load(sinks_N + head_J, mask=is_line, other=0.0)
-    out_JH = finish(top_J, sum_J, value_JH, sink_J, HAS_SINKS)
+    out_JH = finish(top_J, sum_J, value_JH, sink_J, value_scale, HAS_SINKS)
     place_JH = out_TNH + (row * NUM_HEADS + head_J)[:, None] * HEAD_DIM + inner_1H
     tl.store(place_JH, out_JH.to(out_TNH.dtype.element_ty), mask=is_wanted)

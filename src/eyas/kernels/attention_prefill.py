@@ -93,6 +93,7 @@ def _ordered_splits(
     stop,
     kv,
     table,
+    window_slots,
     window,
     first_position,
     scale,
@@ -112,8 +113,9 @@ def _ordered_splits(
     loop, so that loads continue across the borders of groups."""
     for split in tl.range(begin, end, num_stages=STAGES):
         own_top_M, own_sum_M, own_value_MH = attend_split(
-            q_MH, q_MF, position_M, split * SPLIT, stop, kv, table, table, 0, window, first_position,
-            scale, SIDE, HEAD_DIM, INNER, REST, KEYS, SPLIT, IS_MASKED, False, HAS_WINDOW, HAS_FIRST,
+            q_MH, q_MF, position_M, split * SPLIT, stop, kv, table, window_slots, table, 0, window,
+            first_position, scale, SIDE, HEAD_DIM, INNER, REST, KEYS, SPLIT, IS_MASKED, False,
+            HAS_WINDOW, HAS_FIRST,
         )  # fmt: skip
         group_top_M, group_sum_M, group_value_MH = merge(
             group_top_M, group_sum_M, group_value_MH, own_top_M, own_sum_M, own_value_MH
@@ -134,12 +136,14 @@ def prompts_kernel(
     tiles_X4,
     seats_B,
     slots_AC,
+    window_slots,
     sinks_N,
     q_stride,
     num_columns,
     window,
     first_position,
     scale,
+    value_scale,
     NUM_KV_HEADS: tl.constexpr,
     PER_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -175,20 +179,20 @@ def prompts_kernel(
     if not ALWAYS_MASKED:
         middle = (first + 1) // SPLIT
         top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH = _ordered_splits(
-            q_MH, q_MF, position_M, top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH,
-            begin, middle, stop, kv, table, window, first_position, scale, SIDE, HEAD_DIM, INNER,
-            REST, KEYS, SPLIT, GROUP, STAGES, False, False, False,
+            q_MH, q_MF, position_M, top_M, sum_M, value_MH, group_top_M, group_sum_M,
+            group_value_MH, begin, middle, stop, kv, table, window_slots, window, first_position,
+            scale, SIDE, HEAD_DIM, INNER, REST, KEYS, SPLIT, GROUP, STAGES, False, False, False,
         )  # fmt: skip
     top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH = _ordered_splits(
         q_MH, q_MF, position_M, top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH,
-        middle, tl.cdiv(stop, SPLIT), stop, kv, table, window, first_position, scale, SIDE, HEAD_DIM,
-        INNER, REST, KEYS, SPLIT, GROUP, STAGES, True, HAS_WINDOW, HAS_FIRST,
+        middle, tl.cdiv(stop, SPLIT), stop, kv, table, window_slots, window, first_position, scale,
+        SIDE, HEAD_DIM, INNER, REST, KEYS, SPLIT, GROUP, STAGES, True, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
     top_M, sum_M, value_MH = merge(top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH)
     sink_M = tl.zeros((HEIGHT,), tl.float32)
     if HAS_SINKS:
         sink_M = tl.load(sinks_N + head_M)
-    out_MH = finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS)
+    out_MH = finish(top_M, sum_M, value_MH, sink_M, value_scale, HAS_SINKS)
     tl.store(out_TNH + place_MH, out_MH.to(out_TNH.dtype.element_ty), mask=is_wanted)
 
 
@@ -230,9 +234,15 @@ def attend_prompts(
     tiles: PromptTiles,
     *,
     sinks_N: torch.Tensor | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+    window_slots_S: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Write the outputs of the rows of `tiles_X4` (`cut`) to out_TNH; its other rows are not changed.
+
+    key_scale, value_scale: what is stored times this is a key or value. window_slots_S: the place in
+    `kv_S2GH` of each slot; None if it is the slot.
 
     Reference: `dense` in tests/attention/scenes.py.
     """
@@ -243,12 +253,14 @@ def attend_prompts(
         tiles_X4,
         seats_B,
         slots_AC,
+        window_slots_S,
         seats_B if sinks_N is None else sinks_N,
         q_TNH.stride(0),
         slots_AC.stride(0),
         0 if shape.window is None else shape.window,
         shape.first_position,
-        shape.scale,
+        shape.scale * key_scale,
+        value_scale,
         NUM_KV_HEADS=shape.num_kv_heads,
         PER_KV=shape.per_kv,
         HEAD_DIM=shape.head_dim,

@@ -19,6 +19,7 @@ from eyas.kernels.softmax import (
     MATRIX_DEPTH,
     attend_split,
     nothing_weighted,
+    own_slots,
     rest_of_queries,
     scores,
     weighted,
@@ -32,6 +33,7 @@ def _own_columns(
     first_node,
     num_nodes,
     table,
+    window_slots,
     positions_W,
     paths_WP,
     root,
@@ -48,7 +50,7 @@ def _own_columns(
     slot_K = tl.load(table + column_K, mask=is_stored & (column_K < root), other=0)
     path_K = paths_WP + owner_K * num_nodes + last_K
     slot_K += tl.load(path_K - column_K, mask=is_stored & (column_K >= root), other=0)
-    return slot_K, column_K, owner_K, is_stored
+    return own_slots(slot_K, window_slots), column_K, owner_K, is_stored
 
 
 @triton.jit
@@ -63,6 +65,7 @@ def _attend_paths(
     num_nodes,
     kv,
     table,
+    window_slots,
     positions_W,
     paths_WP,
     root,
@@ -87,13 +90,14 @@ def _attend_paths(
     end = start + SPLIT
     column_K = start + tl.arange(0, SPLIT)
     is_stored = column_K < tl.minimum(shared_stop, end)
-    slot_K = tl.load(table + column_K, mask=is_stored, other=0)
+    slot_K = own_slots(tl.load(table + column_K, mask=is_stored, other=0), window_slots)
     score_MK = scores(
         q_MH, q_MF, position_M, node_M, slot_K, column_K, column_K, is_stored, kv, window,
         first_position, SIDE, HEAD_DIM, INNER, REST, True, False, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
     own_slot_K, own_column_K, owner_K, is_own = _own_columns(
-        shared_stop, end, first_node, num_nodes, table, positions_W, paths_WP, root, limit, SPLIT, OWN
+        shared_stop, end, first_node, num_nodes, table, window_slots, positions_W, paths_WP, root,
+        limit, SPLIT, OWN,
     )  # fmt: skip
     own_MK = scores(
         q_MH, q_MF, position_M, node_M, own_slot_K, own_column_K, owner_K, is_own, kv, window,
@@ -102,12 +106,12 @@ def _attend_paths(
     top_M = tl.maximum(tl.max(score_MK, 1), tl.max(own_MK, 1)) * scale
     sum_M8, value_MH = nothing_weighted(q_MH.shape[0], INNER)
     sum_M8, value_MH = weighted(
-        score_MK, top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, REST,
-        SPLIT, True,
+        score_MK, q_MH, top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER,
+        REST, SPLIT, True,
     )  # fmt: skip
     sum_M8, value_MH = weighted(
-        own_MK, top_M, scale, own_slot_K, is_own, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, REST,
-        SPLIT, True,
+        own_MK, q_MH, top_M, scale, own_slot_K, is_own, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER,
+        REST, SPLIT, True,
     )  # fmt: skip
     return top_M, tl.max(sum_M8, 1), value_MH
 
@@ -125,6 +129,7 @@ def attend_tails(
     roots_B,
     seats_B,
     slots_AC,
+    window_slots,
     paths_BWP,
     q_stride,
     num_nodes,
@@ -183,9 +188,9 @@ def attend_tails(
         is_short = tl.minimum(stop, start + SPLIT) - shared_stop <= SPLIT // NODES
         if (NODES > 1) & is_short:
             top_M, sum_M, value_MH = _attend_paths(
-                q_MH, q_MF, position_M, node_M, start, shared_stop, first_node, num_nodes, kv, table,
-                positions_W, paths_WP, root, limit, window, first_position, scale, SIDE, HEAD_DIM,
-                INNER, REST, SPLIT, SPLIT // NODES, HAS_WINDOW, HAS_FIRST,
+                q_MH, q_MF, position_M, node_M, start, shared_stop, first_node, num_nodes, kv,
+                table, window_slots, positions_W, paths_WP, root, limit, window, first_position,
+                scale, SIDE, HEAD_DIM, INNER, REST, SPLIT, SPLIT // NODES, HAS_WINDOW, HAS_FIRST,
             )  # fmt: skip
             keep(
                 states_TNZ2, values_TNZH, place_M, top_M, sum_M, value_MH, is_line, HEAD_DIM, INNER
@@ -196,6 +201,7 @@ def attend_tails(
                 position = tl.max(own_position_M, 0)
                 own_top_M, own_sum_M, own_value_MH = attend_split(
                     q_MH, q_MF, own_position_M, start, tl.minimum(position, limit) + 1, kv, table,
+                    window_slots,
                     paths_WP + node * num_nodes + position, root, window, first_position, scale, SIDE,
                     HEAD_DIM, INNER, REST, KEYS, SPLIT, True, True, HAS_WINDOW, HAS_FIRST,
                 )  # fmt: skip

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.norm import normalized
-from eyas.kernels.rope import BLOCK_HEADS, finite, turned
+from eyas.kernels.rope import BLOCK_HEADS, largest_stored, to_stored, turned
 
 
 @triton.jit
@@ -34,12 +34,14 @@ def rotate_and_store_latent_kernel(
     rotated_head_stride,
     slot_stride,
     epsilon,
+    inverse_scale,
     NUM_HEADS: tl.constexpr,
     RANK: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    LARGEST: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program a row and BLOCK_HEADS heads, and one more for the row's latent and key; pairs
@@ -70,14 +72,18 @@ def rotate_and_store_latent_kernel(
         x_F = tl.load(latent + latent_F, mask=is_latent, other=0.0)
         weight = tl.load(weight_F + latent_F, mask=is_latent, other=0.0).to(tl.float32)
         normed_F = normalized(x_F.to(tl.float32), weight, RANK, epsilon, True).to(x_F.dtype)
-        tl.store(slot + latent_F, finite(normed_F), mask=is_latent)
+        tl.store(
+            slot + latent_F, to_stored(normed_F, inverse_scale, kv_S1D, LARGEST), mask=is_latent
+        )
         key_low = tl.load(latent + RANK + inner_1H, mask=is_inner, other=0.0)
         key_high = tl.load(latent + RANK + HALF + inner_1H, mask=is_inner, other=0.0)
         turned_low = turned(key_low, key_high, cosine_low, sine_low)
         turned_high = turned(key_high, key_low, cosine_high, sine_high)
         key = slot + RANK + inner_1H
-        tl.store(key, finite(turned_low), mask=is_inner)
-        tl.store(key + HALF, finite(turned_high), mask=is_inner)
+        kept_low = to_stored(turned_low, inverse_scale, kv_S1D, LARGEST)
+        kept_high = to_stored(turned_high, inverse_scale, kv_S1D, LARGEST)
+        tl.store(key, kept_low, mask=is_inner)
+        tl.store(key + HALF, kept_high, mask=is_inner)
 
 
 def rotate_and_store_latent(
@@ -91,13 +97,15 @@ def rotate_and_store_latent(
     epsilon: float,
     query_TND: torch.Tensor,
     *,
+    scale: float = 1.0,
     pdl: bool = False,
 ) -> None:
     """Write the last H numbers of queries, and the latent rows to their slots, kv_S1GD [S, 1, 1, D].
 
     row_TD: rows may stand apart. rotated_TNH: rows and heads may stand apart. table_P2H: cosine and
     signed sine of each position [P, 2, 1, H], as `layers.rope.RopeTable` makes them. query_TND:
-    contiguous; its first F numbers are left alone.
+    contiguous; its first F numbers are left alone. scale: of the cache, where its type is narrower
+    than the model's.
     Reference: `ops.rotate_and_store_latent.by_torch`. Rows that share a slot (the null slot) leave it
     with one of their numbers.
     """
@@ -122,12 +130,14 @@ def rotate_and_store_latent(
         rotated_TNH.stride(1),
         kv_S1GD.stride(0),
         epsilon,
+        1.0 / scale,
         NUM_HEADS=num_heads,
         RANK=rank,
         HALF=rotated_dim // 2,
         BLOCK_HEADS=BLOCK_HEADS,
         BLOCK_RANK=triton.next_power_of_2(rank),
         BLOCK_HALF=triton.next_power_of_2(rotated_dim // 2),
+        LARGEST=largest_stored(row_TD.dtype, kv_S1GD.dtype),
         num_warps=2,
         enable_fp_fusion=False,
         PDL=pdl,

@@ -1,7 +1,8 @@
 """The kernel of `ops.rotate_and_store`: normalise and rotate heads, store keys and values.
 
 Promises: the arithmetic of `ops.rotate_and_store`, rounded to the model's type where torch
-rounds; what is no finite number reaches no slot. A row's bits depend on that row alone.
+rounds, and to the cache's where it is another; what is no finite number reaches no slot. A row's bits
+depend on that row alone.
 Does not know: what attends, which slots are free.
 
 Legend: T rows, X = (N + 2G) * H columns of a row, N query heads, G key/value heads, H head dim,
@@ -29,10 +30,19 @@ def turned(a, b, cosine, sine):
 
 
 @triton.jit
-def finite(x):
-    """x with 0 for infinities and what is no number."""
+def to_stored(x, inverse_scale, slots, LARGEST: tl.constexpr):
+    """x as the cache at `slots` stores it, with 0 for infinities and what is no number. LARGEST: of the
+    cache's type; 0 where it is that of x, and nothing is scaled."""
     x32 = x.to(tl.float32)
-    return tl.where(tl.abs(x32) < float("inf"), x32, 0.0).to(x.dtype)
+    x32 = tl.where(tl.abs(x32) < float("inf"), x32, 0.0)
+    if LARGEST > 0:
+        x32 = tl.minimum(tl.maximum(x32 * inverse_scale, -LARGEST), LARGEST)
+    return x32.to(slots.dtype.element_ty)
+
+
+def largest_stored(dtype: torch.dtype, stored: torch.dtype) -> float:
+    """Return the largest number of the cache's type; 0 where the model has the same."""
+    return 0.0 if stored == dtype else torch.finfo(stored).max
 
 
 @triton.jit
@@ -50,10 +60,13 @@ def rotate_and_store_kernel(
     side_stride,
     kv_head_stride,
     epsilon,
+    key_inverse,
+    value_inverse,
     NUM_QUERY_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    LARGEST: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     PDL: tl.constexpr,
@@ -97,8 +110,11 @@ def rotate_and_store_kernel(
     kv = kv_S2GH + tl.load(slots_T + row) * slot_stride + inner_1H
     kv += tl.where(is_value, side_stride, 0) + kv_head * kv_head_stride
     is_stored = is_inside & (head_N1 >= NUM_QUERY_HEADS)
-    tl.store(kv, finite(tl.where(is_value, low, turned_low)), mask=is_stored)
-    tl.store(kv + HALF, finite(tl.where(is_value, high, turned_high)), mask=is_stored)
+    inverse = tl.where(is_value, value_inverse, key_inverse)
+    kept_low = to_stored(tl.where(is_value, low, turned_low), inverse, kv_S2GH, LARGEST)
+    kept_high = to_stored(tl.where(is_value, high, turned_high), inverse, kv_S2GH, LARGEST)
+    tl.store(kv, kept_low, mask=is_stored)
+    tl.store(kv + HALF, kept_high, mask=is_stored)
 
 
 def rotate_and_store(
@@ -111,6 +127,8 @@ def rotate_and_store(
     num_kv_heads: int,
     head_dim: int,
     *,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
     q_weight_H: torch.Tensor | None = None,
     k_weight_H: torch.Tensor | None = None,
     epsilon: float = 0.0,
@@ -120,7 +138,8 @@ def rotate_and_store(
 
     heads_TX: query, key and value heads of each row next to each other; rows may stand apart.
     table_P2H: cosine and signed sine of each position [P, 2, 1, H], as `layers.rope.RopeTable`
-    makes them. q_weight_H, k_weight_H: both or neither; with them, heads are normalised first.
+    makes them. key_scale, value_scale: of the cache, where its type is narrower than the model's.
+    q_weight_H, k_weight_H: both or neither; with them, heads are normalised first.
     Reference: `ops.rotate_and_store.by_torch`. Rows that share a slot (the null slot) leave it with
     one of their numbers.
     """
@@ -145,10 +164,13 @@ def rotate_and_store(
             kv_S2GH.stride(1),
             kv_S2GH.stride(2),
             epsilon,
+            1.0 / key_scale,
+            1.0 / value_scale,
             NUM_QUERY_HEADS=num_query_heads,
             NUM_KV_HEADS=num_kv_heads,
             HALF=head_dim // 2,
             HAS_NORM=q_weight_H is not None,
+            LARGEST=largest_stored(heads_TX.dtype, kv_S2GH.dtype),
             BLOCK_HEADS=BLOCK_HEADS,
             BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
             num_warps=2,

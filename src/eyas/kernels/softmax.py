@@ -9,6 +9,11 @@ Values may be the first HEAD_DIM numbers of the keys (latent attention): REST is
 a key has beyond them, a slot holds one row of HEAD_DIM + REST numbers, and all heads read it. With
 REST = 0 a slot holds the keys of all heads, then their values, HEAD_DIM numbers each.
 
+The cache may have a narrower number format than queries: what is read is converted to theirs, which
+changes no number, and the scale of keys is part of the softmax's, that of values of the output.
+
+Layers with a window may have slots of their own: `window_slots` holds them by slot, or is None.
+
 Promises: the row sum is taken by the matrix unit as well, so neither the height of a tile nor the
 number of its warps has a say in the order of any sum; which products are fused with what they are
 added to is written down (kernels are compiled without `enable_fp_fusion`), so that no compiler decides
@@ -141,14 +146,23 @@ def empty(HEIGHT: tl.constexpr, INNER: tl.constexpr):
 
 
 @triton.jit
-def finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS: tl.constexpr):
-    """The output of rows whose keys are all merged; zeros for rows without keys."""
+def finish(top_M, sum_M, value_MH, sink_M, value_scale, HAS_SINKS: tl.constexpr):
+    """The output of rows whose keys are all merged; zeros for rows without keys. value_scale: a stored
+    number times this is one of a value."""
     if HAS_SINKS:
         last_M = tl.maximum(top_M, sink_M * LOG2_E)
         scale_M = tl.exp2(top_M - last_M)
         sum_M = tl.fma(sum_M, scale_M, tl.exp2(sink_M * LOG2_E - last_M))
         value_MH = value_MH * scale_M[:, None]
-    return value_MH / tl.where(sum_M > 0.0, sum_M, 1.0)[:, None]
+    return value_MH / tl.where(sum_M > 0.0, sum_M, 1.0)[:, None] * value_scale
+
+
+@triton.jit
+def own_slots(slot_L, window_slots):
+    """The slots in the tensor of a layer."""
+    if window_slots is not None:
+        slot_L = tl.load(window_slots + slot_L)
+    return slot_L
 
 
 @triton.jit
@@ -156,13 +170,14 @@ def _stored(
     side,
     slot_L,
     is_stored,
+    like,
     SLOT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """[L, H] the keys or values of these slots; zeros where nothing is stored. SLOT: numbers of a
-    slot."""
+    """[L, H] the keys or values of these slots, in the type of `like`; zeros where nothing is stored.
+    SLOT: numbers of a slot."""
     inner_1H = tl.arange(0, INNER)[None, :]
     source_LH = side + slot_L[:, None] * SLOT + inner_1H
     is_inner = inner_1H < HEAD_DIM
@@ -172,7 +187,7 @@ def _stored(
         x_LH = tl.load(source_LH)
     else:
         x_LH = tl.load(source_LH, mask=is_inner, other=0.0)
-    return x_LH
+    return x_LH.to(like.dtype)
 
 
 @triton.jit
@@ -218,10 +233,10 @@ def scores(
     sees those up to its own position and, HAS_OWNERS, of its own owner; all without IS_MASKED. q_MF:
     the rest of the queries; not used with REST = 0."""
     SLOT: tl.constexpr = 2 * SIDE if REST == 0 else HEAD_DIM + REST
-    k_LH = _stored(kv, slot_L, is_stored, SLOT, HEAD_DIM, INNER, IS_MASKED)
+    k_LH = _stored(kv, slot_L, is_stored, q_MH, SLOT, HEAD_DIM, INNER, IS_MASKED)
     score_ML = tl.dot(q_MH, tl.trans(k_LH), input_precision=PRECISION)
     if REST > 0:
-        k_LF = _stored(kv + HEAD_DIM, slot_L, is_stored, SLOT, REST, q_MF.shape[1], IS_MASKED)
+        k_LF = _stored(kv + HEAD_DIM, slot_L, is_stored, q_MH, SLOT, REST, q_MF.shape[1], IS_MASKED)
         score_ML = tl.dot(q_MF, tl.trans(k_LF), score_ML, input_precision=PRECISION)
     if IS_MASKED:
         is_seen = (column_L[None, :] <= position_M[:, None]) & is_stored[None, :]
@@ -245,6 +260,7 @@ def nothing_weighted(HEIGHT: tl.constexpr, INNER: tl.constexpr):
 @triton.jit
 def weighted(
     score_ML,
+    q_MH,
     top_M,
     scale,
     slot_L,
@@ -260,11 +276,12 @@ def weighted(
     IS_MASKED: tl.constexpr,
 ):
     """The sums of weights (in each of 8 columns) and of weighted values, with these columns added.
-    top_M: the highest score of each row, in whatever columns, times `scale`."""
+    top_M: the highest score of each row, in whatever columns, times `scale`. q_MH: the queries, whose
+    type weights and values have."""
     finite_top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
     SLOT: tl.constexpr = 2 * SIDE if REST == 0 else HEAD_DIM + REST
     VALUES: tl.constexpr = SIDE if REST == 0 else 0
-    v_LH = _stored(kv + VALUES, slot_L, is_stored, SLOT, HEAD_DIM, INNER, IS_MASKED)
+    v_LH = _stored(kv + VALUES, slot_L, is_stored, q_MH, SLOT, HEAD_DIM, INNER, IS_MASKED)
     weight_ML = tl.exp2(tl.fma(score_ML, scale, -finite_top_M[:, None])).to(v_LH.dtype)
     ones_L8 = tl.full((KEYS, 8), 1.0, v_LH.dtype)
     sum_M8 = tl.dot(weight_ML, ones_L8, sum_M8, input_precision=PRECISION)
@@ -280,6 +297,7 @@ def _attend_keys(
     stop,
     kv,
     table,
+    window_slots,
     path,
     root,
     window,
@@ -304,6 +322,7 @@ def _attend_keys(
         slot_L = tl.load(table + column_L, mask=is_stored, other=0)
     else:
         slot_L = tl.load(table + column_L)
+    slot_L = own_slots(slot_L, window_slots)
     score_ML = scores(
         q_MH, q_MF, position_M, position_M, slot_L, column_L, column_L, is_stored, kv, window,
         first_position, SIDE, HEAD_DIM, INNER, REST, IS_MASKED, False, HAS_WINDOW, HAS_FIRST,
@@ -311,8 +330,8 @@ def _attend_keys(
     top_M = tl.max(score_ML, 1) * scale
     sum_M8, value_MH = nothing_weighted(q_MH.shape[0], INNER)
     sum_M8, value_MH = weighted(
-        score_ML, top_M, scale, slot_L, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, REST,
-        KEYS, IS_MASKED,
+        score_ML, q_MH, top_M, scale, slot_L, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER,
+        REST, KEYS, IS_MASKED,
     )  # fmt: skip
     return top_M, tl.max(sum_M8, 1), value_MH
 
@@ -326,6 +345,7 @@ def attend_split(
     stop,
     kv,
     table,
+    window_slots,
     path,
     root,
     window,
@@ -351,14 +371,15 @@ def attend_split(
     """
     column_L = start + tl.arange(0, KEYS)
     top_M, sum_M, value_MH = _attend_keys(
-        q_MH, q_MF, position_M, column_L, stop, kv, table, path, root, window, first_position, scale,
-        SIDE, HEAD_DIM, INNER, REST, KEYS, IS_MASKED, HAS_PATH, HAS_WINDOW, HAS_FIRST,
+        q_MH, q_MF, position_M, column_L, stop, kv, table, window_slots, path, root, window,
+        first_position, scale, SIDE, HEAD_DIM, INNER, REST, KEYS, IS_MASKED, HAS_PATH, HAS_WINDOW,
+        HAS_FIRST,
     )  # fmt: skip
     if KEYS < SPLIT:
         for offset in range(KEYS, SPLIT, KEYS):
             own_top_M, own_sum_M, own_value_MH = _attend_keys(
-                q_MH, q_MF, position_M, column_L + offset, stop, kv, table, path, root, window,
-                first_position, scale, SIDE, HEAD_DIM, INNER, REST, KEYS, IS_MASKED, HAS_PATH,
+                q_MH, q_MF, position_M, column_L + offset, stop, kv, table, window_slots, path, root,
+                window, first_position, scale, SIDE, HEAD_DIM, INNER, REST, KEYS, IS_MASKED, HAS_PATH,
                 HAS_WINDOW, HAS_FIRST,
             )  # fmt: skip
             top_M, sum_M, value_MH = merge(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from eyas.kernels.packed import Layout, Weight
 from eyas.models.config_file import ConfigFile
-from eyas.models.formats import Format, StoredTensor, format_of
+from eyas.models.formats import Format, StoredTensor, format_of, without_cache_scales
 
 MAPPED_BYTES = 64 << 20
 PICKLE_SUFFIX = ".bin"
@@ -57,12 +57,13 @@ class Checkpoint:
     """The headers of the tensors in a checkpoint directory, by name.
 
     format: of its quantised tensors, which are in `tensors` as if they were not; None where
-    config.json describes none.
+    config.json describes none. stored: the tensors as they are in the files.
     """
 
     directory: Path
     tensors: Mapping[str, StoredTensor]
     format: Format | None = None
+    stored: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     @classmethod
     def open(cls, directory: Path | str, *, opens_pickles: bool = False) -> Checkpoint:
@@ -87,8 +88,8 @@ class Checkpoint:
                     entry = reader.get_slice(name)
                     shape = tuple(entry.get_shape())
                     tensors[name] = StoredTensor(name, file, shape, str(entry.get_dtype()))
-        logical = tensors if layout is None else layout.logical(tensors)
-        return cls(directory, logical, layout)
+        logical = without_cache_scales(tensors) if layout is None else layout.logical(tensors)
+        return cls(directory, logical, layout, tensors)
 
     def read_tensor(self, name: str) -> torch.Tensor:
         """Return the values of one tensor, on the CPU."""
@@ -97,6 +98,13 @@ class Checkpoint:
             readers.open(tensor.files)
             parts = [rows for _, rows in _values(tensor, readers)]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def read_stored(self, name: str) -> torch.Tensor:
+        """Return one tensor as it is in the files, on the CPU."""
+        tensor = self.stored[name]
+        with _Readers() as readers:
+            readers.open(tensor.files)
+            return readers.read(tensor).clone()
 
     def stream(
         self, names: list[str], kept: Kept | None = None

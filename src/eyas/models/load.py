@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from eyas.cache.store import KVScales
 from eyas.config import DtypeName
 from eyas.kernels.packed import Weight
 from eyas.layers.row_order import RowOrder
@@ -20,6 +21,7 @@ from eyas.models.checkpoint import Checkpoint, Kept
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
 from eyas.models.packing import Storage, decide, num_bytes
+from eyas.models.kv_scales import attention_modules, read_kv_scales
 from eyas.models.registry import family_of, ignored_tensors, read_spec
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import (
@@ -131,6 +133,12 @@ class ModelFiles:
             fill(parameters, self.checkpoint, self.wanted, progress, kept)
             decoder.seal()
         return decoder
+
+    def kv_scales(self) -> tuple[KVScales, ...]:
+        """Return the scales of an FP8 cache, of each layer. ValueError: as `read_kv_scales`."""
+        stores = self.spec.stores
+        modules = attention_modules(self.names, stores)
+        return read_kv_scales(self.checkpoint, modules, stores)
 
 
 def load_model(

@@ -1,7 +1,7 @@
 """Normalise and rotate the heads of queries and keys, and store keys and values in their slots.
 
 Promises: a row's bits depend on that row alone; halves of a head are paired, as in Hugging Face
-checkpoints; only finite numbers are stored.
+checkpoints; only finite numbers are stored, rounded to the cache's number format (`to_stored`).
 Does not know: what attends, which slots are free, how angles are made.
 
 Legend: T rows, X = (N + 2G) * H columns of a row, N query heads, G key/value heads, H head dim, S
@@ -43,16 +43,27 @@ class Angles:
 class KVDestination:
     """Where a layer's keys and values are stored: row t of the forward in kv_S2GH[slots_T[t]],
     whose views keys_SGH and values_SGH are ([S, 1, G, H] where values are part of the keys). What is
-    written must be finite (`finite`)."""
+    written must be finite. key_scale, value_scale: where the cache has a narrower number format than
+    the model, what is stored times this is the key or value (`to_stored`)."""
 
     kv_S2GH: torch.Tensor
     slots_T: torch.Tensor
     keys_SGH: torch.Tensor
     values_SGH: torch.Tensor
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
     @classmethod
     def of(cls, kv_S2GH: torch.Tensor, slots_T: torch.Tensor) -> KVDestination:
         return cls(kv_S2GH, slots_T, kv_S2GH.select(1, 0), kv_S2GH.select(1, -1))
+
+    def store_keys(self, keys_TGH: torch.Tensor) -> None:
+        """Write the keys of the rows to their slots."""
+        _copy_rows(self.keys_SGH, self.slots_T, keys_TGH, self.key_scale)
+
+    def store_values(self, values_TGH: torch.Tensor) -> None:
+        """Write the values of the rows to their slots."""
+        _copy_rows(self.values_SGH, self.slots_T, values_TGH, self.value_scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +111,8 @@ def rotate_and_store(
     qk_TNH = rotate(qk_TNH, *angles.rows())
     q_TNH, k_TGH = torch.split_with_sizes(qk_TNH, (num_query_heads, num_kv_heads), 1)
     v_TGH = heads_TNH.narrow(1, num_rotated, num_kv_heads)
-    destination.keys_SGH.index_copy_(0, destination.slots_T, finite(k_TGH))
-    destination.values_SGH.index_copy_(0, destination.slots_T, finite(v_TGH))
+    destination.store_keys(k_TGH)
+    destination.store_values(v_TGH)
     return q_TNH
 
 
@@ -123,6 +134,8 @@ def _by_kernel(
         num_query_heads,
         num_kv_heads,
         destination.kv_S2GH.shape[3],
+        key_scale=destination.key_scale,
+        value_scale=destination.value_scale,
         q_weight_H=None if norm is None else norm.q_weight_H,
         k_weight_H=None if norm is None else norm.k_weight_H,
         epsilon=0.0 if norm is None else norm.epsilon,
@@ -147,6 +160,29 @@ def finite(x: torch.Tensor) -> torch.Tensor:
     shared slots to other requests.
     """
     return x.nan_to_num(0.0, 0.0, 0.0)
+
+
+def to_stored(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """Return `x` as a cache of this type stores it: zeros for what is no finite number; in a narrower
+    type, `x` divided by `scale`, rounded to the nearest number, ties to even, and at most the largest
+    one of the type."""
+    x = finite(x)
+    if dtype == x.dtype:
+        return x
+    largest = torch.finfo(dtype).max
+    return (x.float() * (1.0 / scale)).clamp_(-largest, largest).to(dtype)
+
+
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """Return numbers of 8 bits as bytes, which torch can index on every device; others as they are."""
+    return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
+
+
+def _copy_rows(
+    stored_SGH: torch.Tensor, slots_T: torch.Tensor, rows_TGH: torch.Tensor, scale: float
+) -> None:
+    rows_TGH = to_stored(rows_TGH, scale, stored_SGH.dtype)
+    as_bytes(stored_SGH).index_copy_(0, slots_T, as_bytes(rows_TGH))
 
 
 @cache

@@ -16,7 +16,7 @@ import torch
 
 from eyas.ops.add_norm import normalized
 from eyas.ops.dispatch import Operation
-from eyas.ops.rotate_and_store import Angles, KVDestination, finite, rotate
+from eyas.ops.rotate_and_store import Angles, KVDestination, rotate
 
 
 @Operation
@@ -42,7 +42,7 @@ def rotate_and_store_latent(
     latent_TF = normalized(row_TD[:, :rank], weight, epsilon)
     key_TH = rotate(row_TD[:, rank:].unsqueeze(1), cosine_T1H, sine_T1H).squeeze(1)
     stored_T1D = torch.cat([latent_TF, key_TH], dim=1).unsqueeze(1)
-    destination.keys_SGH.index_copy_(0, destination.slots_T, finite(stored_T1D))
+    destination.store_keys(stored_T1D)
 
 
 @rotate_and_store_latent.kernel
@@ -65,6 +65,7 @@ def _by_kernel(
         weight,
         epsilon,
         query_TND,
+        scale=destination.key_scale,
         pdl=row_TD.is_cuda,
     )
 

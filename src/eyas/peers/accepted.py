@@ -44,7 +44,6 @@ _BY_REASON = {
         "--disable-custom-all-reduce --enable-flashinfer-allreduce-fusion --enable-p2p-check "
         "--enable-nccl-nvls --enable-symm-mem --moe-a2a-backend=none"
     ),
-    "keys and values have the number format of the weights": "--kv-cache-dtype=auto",
     "weights are read in the format that their config.json names": "--quantization=none",
     "safetensors files are read": "--load-format=auto|safetensors",
     "the model's own files are used": (

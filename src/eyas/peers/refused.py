@@ -33,7 +33,7 @@ _CHUNKS = (
 )
 _ORDER = "requests are served in order of arrival; leave it out"
 _OWN_FORMAT = "weights are read in the format that their config.json names; leave it out"
-_SAME_DTYPE = "keys and values have the number format that --dtype names; leave it out"
+_KV_SCALES = "scales of an FP8 cache are read from the checkpoint; leave it out"
 _OWN_FILES = "the model's own files are used, from its directory or the hub; leave it out"
 _DRAFT_FILES = "a draft model is loaded like the model itself; leave it out"
 _OLD_FORM = "is an old form; write --speculative-config '{\"method\": ...}'"
@@ -82,7 +82,7 @@ _FLAGS_BY_REASON = {
     ),
     "choose a device with --device cuda:N": "--base-gpu-id --gpu-id-step",
     _OWN_FORMAT: "--quantization --torchao-config --modelopt-quant",
-    _SAME_DTYPE: "--quantization-param-path --kv-cache-dtype --calculate-kv-scales",
+    _KV_SCALES: "--quantization-param-path --calculate-kv-scales",
     "eyas runs no code of a checkpoint; leave it out": "--code-revision",
     _OWN_FILES: (
         "--tokenizer --tokenizer-path --tokenizer-mode --tokenizer-revision --skip-tokenizer-init "
@@ -147,7 +147,7 @@ SWITCHES = frozenset(
 REFUSED_KEYS = {
     **dict.fromkeys(("draft_tensor_parallel_size", "tensor_parallel_size"), _ONE_DEVICE),
     "quantization": _OWN_FORMAT,
-    "kv_cache_dtype": _SAME_DTYPE,
+    "kv_cache_dtype": "drafts are cached in the format of --kv-cache-dtype; leave it out",
     "enforce_eager": _GRAPHS,
     "parallel_drafting": "levels are drafted one after the other; leave it out",
     **dict.fromkeys(

@@ -6,7 +6,7 @@ admission and for prompt chunks; after that, verdicts advance it on the device. 
 padding rows of a batch: its length is 1 and its slot the null slot.
 Does not know: schedulers, drafters, why a sequence ended.
 
-Legend: A seats, C columns (positions), B sequences of a batch, W nodes.
+Legend: A seats, C columns (positions), B sequences of a batch, W nodes, S slots.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class SequenceTable:
     one is written with what is not appended. num_seatings[a]: how many sequences have had seat a,
     to tell sequences apart in caches by seat. last_position: of the longest sequence; the rows of
     later positions, whose results are not read, run at this position. states: by seat, of layers that
-    have one per sequence; None if there are none.
+    have one per sequence; None if there are none. window_slots_S: of each slot, where layers with a
+    window have slots of their own; else None.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class SequenceTable:
         max_width: int,
         device: torch.device,
         states: SequenceStates | None = None,
+        window_slots_S: torch.Tensor | None = None,
     ) -> None:
         self.last_position = max_length - 1
         self.num_columns = max_length + 3 * max_width
@@ -49,6 +51,7 @@ class SequenceTable:
         self.num_seatings = [0] * (num_seats + 1)
         self.device = device
         self.states = states
+        self.window_slots_S = window_slots_S
         self._free_seats = list(range(num_seats - 1, -1, -1))
 
     @property
@@ -85,6 +88,13 @@ class SequenceTable:
     def write_slots(self, seat: int, start: int, slots: np.ndarray) -> None:
         """Set the slots of the positions from `start` on."""
         self.slots_AC[seat, start : start + len(slots)] = send(slots, self.device)
+
+    def write_window_slots(self, slots: np.ndarray, window_slots: np.ndarray) -> None:
+        """Set the window slots of these slots, each of which occurs once."""
+        if len(slots):
+            assert self.window_slots_S is not None
+            both = send(np.stack((slots, window_slots)), self.device)
+            self.window_slots_S.index_copy_(0, both[0], both[1])
 
     def advance(
         self,

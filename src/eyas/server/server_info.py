@@ -33,6 +33,7 @@ def server_info(service: Service) -> dict[str, Any]:
         "dp_size": 1,
         "device": info.device,
         "dtype": info.dtype,
+        "kv_cache_dtype": info.kv_cache_dtype,
         "drafter": info.drafter,
         "exact": info.exact,
         "internal_states": [{"avg_spec_accept_length": _accept_length(stats)}],

@@ -171,7 +171,15 @@ def about(llm: LLM) -> dict[str, Any]:
     """Return the facts about a model that belong to a result. Of its path only the last part is
     used."""
     info = msgspec.to_builtins(llm.info)
-    names = ("architecture", "dtype", "device", "exact", "exact_reason", "max_model_len")
+    names = (
+        "architecture",
+        "dtype",
+        "kv_cache_dtype",
+        "device",
+        "exact",
+        "exact_reason",
+        "max_model_len",
+    )
     return {
         "name": llm.info.model.rstrip("/").rpartition("/")[2],
         "parameters": llm.info.num_parameters,

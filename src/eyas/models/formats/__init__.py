@@ -6,7 +6,7 @@ shape are ValueErrors by name, before a weight is read.
 Does not know: families, layers, where the values go.
 """
 
-from eyas.models.formats.base import Format, Packing, StoredTensor
+from eyas.models.formats.base import Format, Packing, StoredTensor, without_cache_scales
 from eyas.models.formats.read import format_of, read_format
 
-__all__ = ["Format", "Packing", "StoredTensor", "format_of", "read_format"]
+__all__ = ["Format", "Packing", "StoredTensor", "format_of", "read_format", "without_cache_scales"]

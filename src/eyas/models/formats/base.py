@@ -43,7 +43,9 @@ UNREAD = frozenset(
         *("k_zero_point", "v_zero_point", "prob_scale"),
     )
 )
-"""Last parts of names of tensors that quantise activations or the cache, which is not done."""
+"""Last parts of names of tensors that quantise activations, which is not done, or the cache, whose
+scales `kv_scales` reads."""
+CACHE_SCALES = frozenset(("k_scale", "v_scale", "kv_scale"))
 
 
 class Packing(Protocol):
@@ -163,6 +165,12 @@ class Format(Protocol):
 def visible(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the tensors without those in `UNREAD`."""
     return {k: v for k, v in stored.items() if k.rpartition(".")[2] not in UNREAD}
+
+
+def without_cache_scales(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors of a checkpoint whose weights are not quantised, without the scales of its
+    cache."""
+    return {k: v for k, v in stored.items() if k.rpartition(".")[2] not in CACHE_SCALES}
 
 
 def take_pieces(

@@ -258,7 +258,7 @@ class CompressedTensors:
         if not groups:
             raise config.error("config_groups", "describes no weights; the file is incomplete")
         if config.nested("kv_cache_scheme").values:
-            ignored.append("kv_cache_scheme")
+            ignored.append("kv_cache_scheme (--kv-cache-dtype fp8_e4m3 reads its scales)")
         return cls(tuple(groups), tuple(dict.fromkeys(ignored)))
 
     @property

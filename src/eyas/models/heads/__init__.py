@@ -4,7 +4,14 @@ Promises: one `HeadSpec` and one `DraftHead` for every kind and file format; a h
 its target model is refused with the reason. Does not know: trees, sampling, training.
 """
 
-from eyas.models.heads.load import has_mtp_layers, has_supported_mtp, is_head, load_head, read_head
+from eyas.models.heads.load import (
+    has_mtp_layers,
+    has_supported_mtp,
+    is_head,
+    load_head,
+    read_head,
+    read_head_kv_scales,
+)
 from eyas.models.heads.network import DraftHead
 from eyas.models.heads.read import HeadFacts, read_facts
 from eyas.models.heads.save import HeadFormat, format_gaps, save_head
@@ -25,5 +32,6 @@ __all__ = [
     "locate_head",
     "read_facts",
     "read_head",
+    "read_head_kv_scales",
     "save_head",
 ]

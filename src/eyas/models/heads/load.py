@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from eyas.cache.store import KVScales
 from eyas.config import DtypeName
 from eyas.layers.row_order import RowOrder
 from eyas.models.checkpoint import Checkpoint
@@ -24,6 +25,7 @@ from eyas.models.heads.network import DraftHead
 from eyas.models.heads.read import parameter_files, read_eagle
 from eyas.models.heads.spec import HeadSpec
 from eyas.models.heads.vocabulary import read_draft_ids, read_token_map
+from eyas.models.kv_scales import first_product, module_of, read_kv_scales
 from eyas.models.load import read_head_weight
 from eyas.models.registry import read_spec
 from eyas.models.spec import ModelSpec
@@ -126,13 +128,9 @@ def load_head(
     device = device or target.device
     spec = read_head(directory, target.spec, target_directory=target_directory, token_map=token_map)
     checkpoint = Checkpoint.open(directory, opens_pickles=True)
-    if spec.kind == "mtp":
-        layout = find_layout(checkpoint, spec.num_target_layers)
-        assert layout is not None
-        files, ids_V = mtp_files(spec, layout, target.spec, checkpoint), None
-    else:
+    files, ids_V = _files(spec, checkpoint, target.spec), None
+    if spec.kind != "mtp":
         stored = stored_names(checkpoint.tensors, directory)
-        files = parameter_files(spec, stored)
         as_stored = spec if token_map is None else replace(spec, draft_vocab_size=spec.vocab_size)
         ids_V = read_draft_ids(as_stored, checkpoint, stored.get("d2t"), stored.get("t2d"))
     if token_map is not None:
@@ -159,6 +157,28 @@ def load_head(
         fill(parameters, checkpoint, {n: p for p, n in files.items() if p in parameters}, progress)
         head.seal()
     return head
+
+
+def read_head_kv_scales(
+    directory: Path | str, spec: HeadSpec, target: ModelSpec
+) -> tuple[KVScales, ...]:
+    """Return the scales of an FP8 cache, of each layer of a head. ValueError: as `read_kv_scales`."""
+    checkpoint = Checkpoint.open(directory, opens_pickles=True)
+    files = _files(spec, checkpoint, target)
+    modules = [
+        module_of(files[first_product(files, f"layers.{layer}.")])
+        for layer in range(spec.num_layers)
+    ]
+    return read_kv_scales(checkpoint, modules, spec.stores)
+
+
+def _files(spec: HeadSpec, checkpoint: Checkpoint, target: ModelSpec) -> dict[str, str]:
+    """Return the tensor name of each parameter of a head."""
+    if spec.kind == "mtp":
+        layout = find_layout(checkpoint, spec.num_target_layers)
+        assert layout is not None
+        return mtp_files(spec, layout, target, checkpoint)
+    return parameter_files(spec, stored_names(checkpoint.tensors, checkpoint.directory))
 
 
 def _fill_from_target(
