@@ -20,8 +20,8 @@ from eyas.layers.row_order import RowOrder
 from eyas.models.checkpoint import Checkpoint, Kept
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
-from eyas.models.packing import Storage, decide, num_bytes
 from eyas.models.kv_scales import attention_modules, read_kv_scales
+from eyas.models.packing import Storage, decide, num_bytes
 from eyas.models.registry import family_of, ignored_tensors, read_spec
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import (
