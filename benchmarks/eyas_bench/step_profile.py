@@ -37,6 +37,8 @@ kernels."""
 OWN_FILES = {
     "gemm": GEMMS,
     "gemm_warpgroups": GEMMS,
+    "experts": GEMMS,
+    "head_product": GEMMS,
     "attention": ATTENTION,
     "attention_merge": ATTENTION,
     "attention_prefill": ATTENTION,

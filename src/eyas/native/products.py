@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from eyas.native.build import build
 
@@ -67,12 +69,20 @@ class PackedWeight:
         assert x_TI.dtype == torch.float32 and x_TI.shape[1] == num_in
         if x_TI.stride(1) != 1:
             x_TI = x_TI.contiguous()
-        num_rows = len(x_TI)
-        out_TO = torch.empty((num_rows, num_out))
+        out_TO = torch.empty((len(x_TI), num_out))
+        is_profiled = torch.autograd._profiler_enabled()
+        with record_function("eyas::linear") if is_profiled else nullcontext():
+            self._multiply(x_TI, bias_O, out_TO)
+        return out_TO
+
+    def _multiply(
+        self, x_TI: torch.Tensor, bias_O: torch.Tensor | None, out_TO: torch.Tensor
+    ) -> None:
+        num_out, num_in = self.shape
         self._run(
             x_TI.data_ptr(),
             x_TI.stride(0),
-            num_rows,
+            len(x_TI),
             self._panels.data_ptr(),
             self._is_half,
             None if bias_O is None else bias_O.data_ptr(),
@@ -81,7 +91,6 @@ class PackedWeight:
             out_TO.data_ptr(),
             torch.get_num_threads(),
         )
-        return out_TO
 
 
 @cache
