@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 TRITON := "triton==3.6.0; sys_platform == 'linux'"
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test test-capped clients check format gpu memcheck bench docs audit sbom release
+.PHONY: help setup demo test laws test-capped clients check format gpu memcheck bench docs audit sbom release
 
 help:
-	@echo "make demo | test | test-capped | clients | check | format | bench | docs | gpu | memcheck | audit | sbom | release | setup"
+	@echo "make demo | test | laws | test-capped | clients | check | format | bench | docs | gpu | memcheck | audit | sbom | release | setup"
 
 setup: $(STAMP)
 
@@ -26,10 +26,15 @@ demo: $(STAMP)
 	$(BIN)/eyas demo
 
 # Modules are kept compiled, for the many processes that tests start.
-test test-capped: export PYTHONDONTWRITEBYTECODE =
+test laws test-capped: export PYTHONDONTWRITEBYTECODE =
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
+
+# All combinations of the laws' conditions and many more drawn cases, beside what `make test` runs of them.
+laws: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu" --thorough \
+		tests/laws tests/draft tests/engine tests/layers
 
 # As on a processor without AVX-512 and bfloat16: all rooms that compute, or CAPPED=tests for everything.
 # A processor that has neither ran them so in `make test`.
