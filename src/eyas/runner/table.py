@@ -49,6 +49,8 @@ class SequenceTable:
         self.num_seatings = [0] * (num_seats + 1)
         self.device = device
         self.states = states
+        if states is not None:
+            states.resize(num_seats + 1, max_width)
         self._free_seats = list(range(num_seats - 1, -1, -1))
 
     @property
@@ -67,12 +69,6 @@ class SequenceTable:
         if self.states is not None and snapshot is not None:
             self.states.restore(seat, snapshot)
         return seat
-
-    def state_position(self, seat: int) -> int | None:
-        """Return the number of tokens in a seat's state; None if it has none that can be used."""
-        if self.states is None or seat >= len(self.states.positions):
-            return None
-        return self.states.positions[seat]
 
     def save_state(self, seat: int, snapshot: int) -> None:
         """Copy a seat's state, after what was launched, to a snapshot."""
