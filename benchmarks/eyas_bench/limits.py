@@ -1,8 +1,8 @@
 """The least time of a step: the bytes that it must read, over the rate at which a device copies.
 
 Promises: a step reads the layers' weights and the logits head once, of the experts those that its
-rows choose if each row draws them uniformly, and the stored keys and values. Embeddings, activations,
-draft heads and whatever is written count as none.
+rows choose if each row draws them uniformly, and the stored keys and values. States of sequences are
+read and written. Embeddings, activations, draft heads and whatever else is written count as none.
 Does not know: what is measured.
 """
 
@@ -29,7 +29,9 @@ def weights_read(spec: ModelSpec, num_rows: int) -> float:
     """Return the number of weights that a step of so many rows reads."""
     total = float(spec.vocab_size * spec.hidden_size)
     for layer in range(spec.num_layers):
-        total += sum(map(math.prod, attention_products(spec)))
+        state = spec.state_of(layer)
+        products = attention_products(spec) if state is None else state.products(spec.hidden_size)
+        total += sum(map(math.prod, products))
         experts, share = spec.experts_of(layer), 1.0
         if experts is not None:
             num, chosen = experts.num_experts, experts.routing.num_chosen
@@ -51,6 +53,7 @@ def least_step_ms(
         min(length, store.window or length) * KVStore.bytes_per_slot([store], dtype)
         for store in spec.attention_stores
     )
-    stored += num_sequences * sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
+    states = sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
+    stored += 2 * num_sequences * states
     weights = weights_read(spec, num_rows) * dtype.itemsize
     return round(1000 * (weights + stored) / COPY_BYTES_PER_SECOND, 4)

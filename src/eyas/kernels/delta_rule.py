@@ -186,7 +186,9 @@ def _walk(
                 next_q_H = tl.load(
                     own_queries + next_line * key_size, mask=is_key_H & is_line, other=0.0
                 )
-                next_k_H = tl.load(own_keys + next_line * key_size, mask=is_key_H & is_line, other=0.0)
+                next_k_H = tl.load(
+                    own_keys + next_line * key_size, mask=is_key_H & is_line, other=0.0
+                )
                 next_v_V = tl.load(
                     own_values + next_line * value_size, mask=is_value_V & is_line, other=0.0
                 )

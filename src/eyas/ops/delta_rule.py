@@ -23,7 +23,7 @@ import torch
 
 from eyas.ops.dispatch import Operation
 from eyas.ops.row_functions import exp, rsqrt, sigmoid, silu, softplus, sum_in_halves
-from eyas.ops.state_lines import ABSENT, Lanes, Level, Lines
+from eyas.ops.state_lines import ABSENT, Level, Lines
 
 NORM_EPSILON = 1e-6
 """Of the norms of keys and queries, in every released model."""
@@ -181,49 +181,51 @@ class _Sorter:
         windows = lines.windows_YP.tolist()
         for y, numbers in enumerate(lines.lanes_8Y.t().tolist()):
             if numbers[0] != ABSENT:
-                self._add(y, Lanes(*numbers), windows[y], steps, nodes)
+                self._add(y, numbers, windows[y], steps, nodes)
         return self._laid_out(device)
 
     def _add(
         self,
         y: int,
-        lane: Lanes,
+        numbers: list[int],
         window: list[int],
         steps: list[list[int]],
         nodes: list[list[int]],
     ) -> None:
+        """Add a lane. numbers: as `Lanes`."""
         lines = self._lines
+        seat, base, num_stored, row, count, tree, num_steps, _ = numbers
         first = lines.num_rows + y * lines.most_stored
         trunk = [
-            *range(first, first + lane.num_stored),
-            *range(lane.first_rows, lane.first_rows + lane.counts),
+            *range(first, first + num_stored),
+            *range(row, row + count),
         ]
         place = len(self._bases)
-        self._bases.append(lane.bases)
+        self._bases.append(base)
         for depth, line in enumerate(trunk):
             place = self._put(depth, line, place)
-        if lane.bases != ABSENT:
+        if base != ABSENT:
             if trunk:
-                self._kept[len(trunk) - 1].append((place, lane.seats))
-            elif lane.bases != lane.seats:
-                self._cleared.append(lane.seats)
-        columns = lane.seats * lines.num_columns
+                self._kept[len(trunk) - 1].append((place, seat))
+            elif base != seat:
+                self._cleared.append(seat)
+        columns = seat * lines.num_columns
         self._saved += [(source, columns + c) for c, source in enumerate(window)]
-        if lane.trees == ABSENT:
+        if tree == ABSENT:
             return
         reach = len(window)
         self._saved += [
-            (row, columns + reach + w) for w, row in enumerate(nodes[lane.trees]) if row >= 0
+            (node, columns + reach + w) for w, node in enumerate(nodes[tree]) if node >= 0
         ]
         placed: dict[int, int] = {}
         depth, at = len(trunk), place
-        for step in steps[lane.trees][: lane.num_steps]:
-            row = step // 2
+        for step in steps[tree][:num_steps]:
+            line = step // 2
             if step % 2:
                 depth, at = len(trunk), place
-            if row not in placed:
-                placed[row] = self._put(depth, row, at)
-            depth, at = depth + 1, placed[row]
+            if line not in placed:
+                placed[line] = self._put(depth, line, at)
+            depth, at = depth + 1, placed[line]
 
     def _put(self, depth: int, line: int, parent: int) -> int:
         """Add a line to a level; return its place there."""
