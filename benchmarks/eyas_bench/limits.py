@@ -1,8 +1,9 @@
 """The least time of a step: the bytes that it must read, over the rate at which a device copies.
 
 Promises: a step reads the layers' weights, as they are stored, and the logits head once, of the experts
-those that its rows choose if each row draws them uniformly, and the stored keys and values. Embeddings,
-activations, draft heads and whatever is written count as none.
+those that its rows choose if each row draws them uniformly, and the stored keys and values. States of
+sequences are read and written. Embeddings, activations, draft heads and whatever else is written count
+as none.
 Does not know: what is measured.
 """
 
@@ -51,7 +52,8 @@ def _read(spec: ModelSpec, num_rows: int, size: Callable[[str, tuple[int, ...]],
     """Return the sum of the sizes of the weights that a step of so many rows reads."""
     total = size("head.weight", (spec.vocab_size, spec.hidden_size)) + 0.0
     for layer in range(spec.num_layers):
-        products = attention_products(spec)
+        state = spec.state_of(layer)
+        products = attention_products(spec) if state is None else state.products(spec.hidden_size)
         names = ("q", "o") if len(products) == 2 else ("",) * len(products)
         for name, shape in zip(names, products, strict=True):
             total += size(f"layers.{layer}.attention.{name}.weight", shape)
@@ -85,6 +87,7 @@ def least_step_ms(
         min(length, store.window or length) * KVStore.bytes_per_slot([store], kv_dtype or dtype)
         for store in spec.attention_stores
     )
-    stored += num_sequences * sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
+    states = sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
+    stored += 2 * num_sequences * states
     weights = weight_bytes_read(spec, dtype, num_rows, layouts)
     return round(1000 * (weights + stored) / COPY_BYTES_PER_SECOND, 4)

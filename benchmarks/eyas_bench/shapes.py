@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from eyas.kernels.packed import Layout, PackedWeight, Weight
+from eyas.layers.delta_net import DeltaSizes
 from eyas.layers.experts import ExpertSpec
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.layouts import UNPACKED, Layouts
@@ -278,6 +279,33 @@ def _v3(num_layers: int) -> ModelSpec:
 
 
 _V3_CUT = _v3(6)
+_DELTA = DeltaSizes(16, 32, 128, 128, num_taps=4, groups_by_key=True)
+
+
+def _qwen_next(num_layers: int) -> ModelSpec:
+    """Qwen3-Next with so many of its 48 layers, every fourth of which has attention."""
+    return replace(
+        _QWEN,
+        architecture="Qwen3NextForCausalLM",
+        family="qwen3_next",
+        hidden_size=2048,
+        num_layers=num_layers,
+        num_query_heads=16,
+        num_kv_heads=2,
+        head_dim=256,
+        intermediate_size=5120,
+        rope=RopeSpec("default", 10000000.0, 64),
+        windows=(None,) * num_layers,
+        max_position=262144,
+        traits=LayerTraits(has_output_gate=True),
+        experts=ExpertSpec(512, 512, Routing(10), shared_size=512, has_shared_gate=True),
+        expert_layers=frozenset(range(num_layers)),
+        state=_DELTA,
+        state_layers=frozenset(layer for layer in range(num_layers) if (layer + 1) % 4),
+    )
+
+
+_QWEN_NEXT, _QWEN_NEXT_CUT = _qwen_next(48), _qwen_next(24)
 _TINY = ModelSpec(
     architecture="LlamaForCausalLM",
     family="llama",
@@ -338,6 +366,8 @@ SHAPES = {
         NamedShape("glm-4.5-air", _GLM_AIR, _mtp(_GLM_AIR)),
         NamedShape("deepseek-v2-lite", _V2_LITE, _eagle3(_V2_LITE, 32000)),
         NamedShape("deepseek-v3-6-layers", _V3_CUT, _mtp(_V3_CUT)),
+        NamedShape("qwen3-next-80b-a3b", _QWEN_NEXT, _eagle3(_QWEN_NEXT, 32000)),
+        NamedShape("qwen3-next-24-layers", _QWEN_NEXT_CUT, _eagle3(_QWEN_NEXT_CUT, 32000)),
         NamedShape("tiny", _TINY, _eagle3(_TINY, 128)),
         NamedShape("tiny-moe", _TINY_MOE, _eagle3(_TINY_MOE, 128)),
         NamedShape("tiny-latent", _TINY_LATENT, _mtp(_TINY_LATENT)),

@@ -69,3 +69,17 @@ def test_packed_weights_are_counted_as_they_are_stored() -> None:
         dummy_layouts(SHAPES["llama-3.1-8b"].model, "mxfp4")
     with pytest.raises(ValueError, match=r"'int3' is unknown; there are fp8, "):
         dummy_layouts(spec, "int3")
+
+
+def test_states_are_read_and_written_and_delta_nets_have_their_own_products() -> None:
+    spec = SHAPES["qwen3-next-80b-a3b"].model
+    assert spec.num_parameters == pytest.approx(79.7e9, rel=0.01)
+    assert weights_read(spec, 1) == pytest.approx(3.6e9, rel=0.1)
+    times = [
+        least_step_ms(spec, torch.bfloat16, num_rows=64, num_sequences=num, length=0)
+        for num in (0, 64)
+    ]
+    state = 36 * (4 * 32 * 128 * 128 + 2 * 3 * (8192 + 64))
+    assert times[1] - times[0] == pytest.approx(
+        1000 * 2 * 64 * state / COPY_BYTES_PER_SECOND, rel=1e-3
+    )

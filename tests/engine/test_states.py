@@ -15,8 +15,7 @@ from eyas.core import Request, SamplingParams
 from eyas.engine import build
 from eyas.engine.exactness import check_exactness
 from eyas.llm import LLM
-from eyas.models import load_model, read_spec
-from eyas.runner.device import Device
+from eyas.models import read_spec
 from tests.laws.cases import assert_same, walk_text
 from tests.laws.drafters import RandomTrees
 from tests.laws.world import MAX_BATCH, Answers, Setting, new_engine, new_runner, run, weights
@@ -201,12 +200,3 @@ def test_a_model_with_states_cannot_draft(tmp_path: Path) -> None:
     message = r"draft\.model: .* has layers with a state per sequence, which cannot draft; take a"
     with pytest.raises(ValueError, match=message):
         LLM(config=config(target, draft))
-
-
-def test_a_device_without_kernels_for_states_is_refused_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = save_model(make_model("qwen3 next"), tmp_path)
-    monkeypatch.setattr(build.ModelFiles, "load", load_model)
-    with pytest.raises(ValueError, match=r"device: Qwen3NextForCausalLM .*pass --device cpu"):
-        build.load(config(directory), Device(torch.device("cuda"), num_flights=1))

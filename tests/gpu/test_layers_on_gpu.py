@@ -45,16 +45,26 @@ def make(directory: Path, drafter: str, dtype: str, *, max_batch_tokens: int = 5
             topk=draft.topk,
             nodes=draft.nodes,
         )
-    return LLM(
-        config=EngineConfig(
-            model=ModelConfig(path=str(directory), dtype=dtype, max_model_len=512),
-            device=DeviceConfig(device="cuda", num_threads=4),
-            draft=draft,
-            cache=CacheConfig(num_slots=20_000),
-            scheduler=SchedulerConfig(
-                flights=1, max_batch_tokens=max_batch_tokens, max_num_seqs=16
-            ),
-        )
+    return LLM(config=make_config(directory, draft, dtype, max_batch_tokens=max_batch_tokens))
+
+
+def make_config(
+    directory: Path,
+    draft: DraftConfig,
+    dtype: str,
+    *,
+    max_batch_tokens: int = 512,
+    num_slots: int = 20_000,
+    max_num_seqs: int = 16,
+) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(path=str(directory), dtype=dtype, max_model_len=512),
+        device=DeviceConfig(device="cuda", num_threads=4),
+        draft=draft,
+        cache=CacheConfig(num_slots=num_slots),
+        scheduler=SchedulerConfig(
+            flights=1, max_batch_tokens=max_batch_tokens, max_num_seqs=max_num_seqs
+        ),
     )
 
 
@@ -81,7 +91,7 @@ def shown(choices: Sequence[Choice]) -> list[object]:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("layers", [kind for kind in LAYERS if kind != "state"])
+@pytest.mark.parametrize("layers", LAYERS)
 def test_answers_are_the_same_however_they_are_made(
     layers: str, dtype: str, tmp_path: Path
 ) -> None:
@@ -95,3 +105,19 @@ def test_answers_are_the_same_however_they_are_made(
             for batch in (1, 4, len(PROMPTS)):
                 assert shown(ask(llm, PROMPTS, batch=batch)) == expected, (drafter, batch)
             assert llm.engine.stats().num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("drafter", ["root", "tree"])
+def test_states_go_on_after_prefix_hits_and_preemption(drafter: str, tmp_path: Path) -> None:
+    directory = write_layers(tmp_path, "state")
+    with make(directory, "root", "bfloat16") as llm:
+        expected = shown(ask(llm, PROMPTS, batch=1))
+    drafting = DraftConfig(drafter="ngram", nodes=6) if drafter == "tree" else DRAFTING["root"]
+    config = make_config(directory, drafting, "bfloat16", num_slots=600, max_num_seqs=9)
+    with LLM(config=config) as llm:
+        for _ in range(2):
+            assert shown(ask(llm, PROMPTS, batch=len(PROMPTS))) == expected
+        stats = llm.engine.stats()
+        assert stats.num_prefix_hit_tokens > 0 and stats.num_preemptions > 0
+        graphs = llm.engine.launcher.graphs
+        assert graphs is not None and graphs.num_replays > 0

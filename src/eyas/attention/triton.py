@@ -15,7 +15,9 @@ from collections.abc import Sequence
 import torch
 
 from eyas.attention.base import Attend, KVDestination, Layout, NodeGrid
+from eyas.attention.state_plan import StatePlan
 from eyas.cache.kv import KVStore
+from eyas.cache.states import SequenceStates
 from eyas.cache.store import LayerStore
 from eyas.kernels.attention import Nodes, attend_nodes
 from eyas.kernels.attention_prefill import PromptTiles, attend_prompts, cut
@@ -44,9 +46,7 @@ class TritonAttention:
         pdl: bool = False,
         heights: Sequence[int] = HEIGHTS,
     ) -> None:
-        assert kv.states is None, "there are no kernels for layers with a state"
         self.kv = kv
-        self.states = None
         self.windows = kv.windows
         self.pdl = pdl
         itemsize = kv.dtype.itemsize
@@ -54,6 +54,10 @@ class TritonAttention:
         self.shapes = {store: _shape(store, itemsize) for store in dict.fromkeys(self.stores)}
         self.heights = {store: _fitting(shape, heights) for store, shape in self.shapes.items()}
         self.tiles = {store: prompt_tiles(shape, itemsize) for store, shape in self.shapes.items()}
+
+    @property
+    def states(self) -> SequenceStates | None:
+        return self.kv.states
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
         """Plan the nodes; the tiles of prompts are made when a layer first needs them."""
@@ -102,6 +106,8 @@ class _Plan:
     ) -> None:
         self._backend = backend
         self._layout = layout
+        states = backend.states
+        self._states = None if states is None else StatePlan(layout, states)
         self._write_slots_T = write_slots_T
         num_rows = len(write_slots_T)
         runs = layout.contexts
@@ -135,7 +141,8 @@ class _Plan:
         self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
     ) -> torch.Tensor:
         backend, layout = self._backend, self._layout
-        store, kv_S2GH = backend.stores[layer], backend.kv.layers[layer]
+        store, kv_S2GH = backend.kv.stores[layer], backend.kv.layers[layer]
+        assert isinstance(store, LayerStore)
         shape, pdl, scales = backend.shapes[store], backend.pdl, backend.kv.scales[layer]
         window_slots_S = backend.kv.window_slots(layer)
         if q_TNH.stride(2) != 1 or q_TNH.stride(1) != q_TNH.shape[2]:
@@ -182,7 +189,8 @@ class _Plan:
         return out_TNH
 
     def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
-        raise AssertionError("there are no kernels for layers with a state")
+        assert self._states is not None, "the layer has declared a state"
+        return self._states.recur(layer, inputs_TX, rule)
 
     def _node_work(self, grid: NodeGrid) -> Nodes:
         backend, layout = self._backend, self._layout

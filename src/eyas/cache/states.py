@@ -5,11 +5,13 @@ of its last tree. The inputs of the tree's nodes are kept, which are small, and 
 first updates the state with those of the accepted nodes (`attention.state_plan`). A rejected node
 costs nothing.
 
-Promises: a seat's state is that of its own sequence at `positions[seat]`, or `positions[seat]` is None.
-Snapshots are copies of states at positions where other sequences may continue.
+Promises: everything that a forward pass reads or writes is on the device, at addresses that stay until
+`resize`. Copies are ordered after the work launched before them, and the host never waits. Snapshots
+are copies of states at positions where other sequences may continue.
 Does not know: how a state is updated, which tokens a snapshot belongs to.
 
-Legend: A seats, N heads, H key dim, D value dim, E input columns of a seat, X inputs of a row.
+Legend: Z layers, A seats, N heads, H key dim, D value dim, E input columns of a seat, W nodes, X inputs
+of a row.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ import torch
 
 from eyas.cache.memory import zeros_on_demand
 from eyas.cache.store import StateStore, Store
+
+NOWHERE = -1
+"""The position of a state that cannot be used, and the slot of no node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,88 +44,94 @@ class LayerState:
 class SequenceStates:
     """States of all recurrent layers of a model, by seat.
 
-    positions: of each seat's state: the number of tokens in it; None where it cannot be used.
-    node_columns: for each seat, the input column of each node of its last tree, by the node's slot.
+    positions_A: int64, the number of tokens in each seat's state; NOWHERE where it cannot be used.
+    node_slots_AW: int64, the slots of the nodes of each seat's last tree; NOWHERE where there is none.
+    is_updating: a forward pass has begun to update states and has not reached the last layer.
     """
 
     def __init__(
         self, stores: Sequence[Store], *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._stores = {
-            layer: store for layer, store in enumerate(stores) if isinstance(store, StateStore)
-        }
         self._dtype = dtype
         self._device = device
-        self.reach = max(store.reach for store in self._stores.values())
-        self.num_layers = len(self._stores)
-        self.positions: list[int | None] = []
-        self.node_columns: list[dict[int, int]] = []
-        self._num_nodes = 0
-        self._layers: dict[int, LayerState] = {}
-        self._snapshots: dict[int, LayerState] = {}
-        self._snapshot_positions: list[int | None] = []
+        self._groups: dict[StateStore, list[int]] = {}
+        for layer, store in enumerate(stores):
+            if isinstance(store, StateStore):
+                self._groups.setdefault(store, []).append(layer)
+        self.reach = max(store.reach for store in self._groups)
+        self.num_layers = sum(map(len, self._groups.values()))
+        self.is_updating = False
+        self.resize(0, 0)
+        self.reserve_snapshots(0)
 
     def layer(self, layer: int) -> LayerState:
         """Return the tensors of a layer."""
         return self._layers[layer]
 
     @property
-    def zero_row(self) -> int:
-        """The row of the state before the first token."""
-        return len(self.positions)
+    def num_seats(self) -> int:
+        return len(self.positions_A)
 
-    def reserve(self, num_seats: int, num_nodes: int) -> None:
-        """Have space for so many seats and nodes of a tree; grows what there is."""
-        num_seats = max(num_seats, len(self.positions))
-        num_nodes = max(num_nodes, self._num_nodes)
-        if (num_seats, num_nodes) == (len(self.positions), self._num_nodes) and self._layers:
-            return
-        for layer in self._stores:
-            grown = self._zeros(layer, num_seats + 1, num_nodes)
-            if (old := self._layers.get(layer)) is not None:
-                grown.states_ANHD[: len(old.states_ANHD)] = old.states_ANHD
-                grown.inputs_AEX[: len(old.inputs_AEX), : old.inputs_AEX.shape[1]] = old.inputs_AEX
-            self._layers[layer] = grown
-        self._num_nodes = num_nodes
-        while len(self.positions) < num_seats:
-            self.positions.append(None)
-            self.node_columns.append({})
+    @property
+    def num_nodes(self) -> int:
+        """The most nodes of a tree."""
+        return self.node_slots_AW.shape[1]
+
+    def resize(self, num_seats: int, num_nodes: int) -> None:
+        """Have space for so many seats and nodes of a tree. The states that there were are lost."""
+        shape, device = (num_seats, num_nodes), self._device
+        self.positions_A = torch.full((num_seats,), NOWHERE, dtype=torch.int64, device=device)
+        self.node_slots_AW = torch.full(shape, NOWHERE, dtype=torch.int64, device=device)
+        self._layers: dict[int, LayerState] = {}
+        self._states: list[tuple[torch.Tensor, torch.Tensor]] = []  # frees the old ones first
+        self._states = self._zeros(num_seats + 1, num_nodes)
+        for (states, inputs), layers in zip(self._states, self._groups.values(), strict=True):
+            for number, layer in enumerate(layers):
+                self._layers[layer] = LayerState(states[number], inputs[number])
 
     def reserve_snapshots(self, num_snapshots: int) -> None:
         """Have space for so many snapshots; those that there are get lost."""
-        self._snapshots = {layer: self._zeros(layer, num_snapshots, 0) for layer in self._stores}
-        self._snapshot_positions = [None] * num_snapshots
+        self._snapshots: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._snapshots = self._zeros(num_snapshots, 0)
+        shape, device = (num_snapshots,), self._device
+        self._snapshot_positions = torch.full(shape, NOWHERE, dtype=torch.int64, device=device)
 
+    @torch.inference_mode()
     def assume(self, seat: int, position: int) -> None:
         """Take what a seat's tensors hold for its state at `position`, for measurements of time."""
-        self.reserve(seat + 1, 0)
-        self.positions[seat] = position
+        self.positions_A[seat].fill_(position)
 
     @torch.inference_mode()
     def save(self, seat: int, snapshot: int) -> None:
         """Copy a seat's state to a snapshot."""
-        for layer, copy in self._snapshots.items():
-            own = self._layers[layer]
-            copy.states_ANHD[snapshot] = own.states_ANHD[seat]
-            copy.inputs_AEX[snapshot] = own.inputs_AEX[seat, : copy.inputs_AEX.shape[1]]
-        self._snapshot_positions[snapshot] = self.positions[seat]
+        for (states, inputs), (kept, kept_inputs) in zip(
+            self._states, self._snapshots, strict=True
+        ):
+            kept[:, snapshot].copy_(states[:, seat])
+            kept_inputs[:, snapshot].copy_(inputs[:, seat, : self.reach])
+        self._snapshot_positions[snapshot].copy_(self.positions_A[seat])
 
     @torch.inference_mode()
     def restore(self, seat: int, snapshot: int) -> None:
         """Copy a snapshot to the state of a seat."""
-        self.reserve(seat + 1, 0)
-        for layer, copy in self._snapshots.items():
-            own = self._layers[layer]
-            own.states_ANHD[seat] = copy.states_ANHD[snapshot]
-            own.inputs_AEX[seat, : copy.inputs_AEX.shape[1]] = copy.inputs_AEX[snapshot]
-        self.positions[seat] = self._snapshot_positions[snapshot]
-        self.node_columns[seat] = {}
+        for (states, inputs), (kept, kept_inputs) in zip(
+            self._states, self._snapshots, strict=True
+        ):
+            states[:, seat].copy_(kept[:, snapshot])
+            inputs[:, seat, : self.reach].copy_(kept_inputs[:, snapshot])
+        self.positions_A[seat].copy_(self._snapshot_positions[snapshot])
+        self.node_slots_AW[seat].fill_(NOWHERE)
 
-    def _zeros(self, layer: int, num_rows: int, num_nodes: int) -> LayerState:
-        store = self._stores[layer]
-        state = (num_rows, store.num_heads, store.key_dim, store.value_dim)
-        inputs = (num_rows, self.reach + num_nodes, store.input_width)
-        return LayerState(
-            zeros_on_demand(state, dtype=torch.float32, device=self._device),
-            zeros_on_demand(inputs, dtype=self._dtype, device=self._device),
-        )
+    def _zeros(self, num_rows: int, num_nodes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return states [Z, rows, N, H, D] and inputs [Z, rows, E, X] of the layers of each store."""
+        made = []
+        for store, layers in self._groups.items():
+            state = (len(layers), num_rows, store.num_heads, store.key_dim, store.value_dim)
+            inputs = (len(layers), num_rows, self.reach + num_nodes, store.input_width)
+            made.append(
+                (
+                    zeros_on_demand(state, dtype=torch.float32, device=self._device),
+                    zeros_on_demand(inputs, dtype=self._dtype, device=self._device),
+                )
+            )
+        return made

@@ -139,11 +139,6 @@ def load(
             tokenizer.vocab_size,
             spec.vocab_size,
         )
-    if spec.state is not None and hardware.device.type != "cpu":
-        raise ValueError(
-            f"device: {spec.architecture} has layers with a state per sequence, which run on a CPU "
-            "alone so far; pass --device cpu, or take another model"
-        )
     dtype = resolve_dtype(config.model.dtype, hardware.device)
     _check_memory(config, files, dtype, hardware)
     drafting = decide_drafting(config, directory, spec) if drafts else None
@@ -282,6 +277,7 @@ def assemble(
         in_windows,
         width=drafter.width,
         captures=config.scheduler.max_graph_batch != 0,
+        most_seqs=config.scheduler.max_num_seqs,
     )
     if kv.windows is not None:
         kv.windows.clear()
@@ -500,6 +496,11 @@ def step_bytes(
         # Queries before and after they are taken into the latent space, and outputs likewise.
         of_head = latent.query_dim + latent.row_dim + latent.rank + latent.value_dim
         activations += rows * spec.num_query_heads * of_head * dtype.itemsize
+    if (state := spec.state) is not None:
+        # Projections, and in float32 convolved inputs and outputs, of rows and of accepted nodes.
+        lines = rows + (config.scheduler.max_num_seqs + rows) * width
+        activations += 4 * lines * (state.convolved + state.output_width)
+        activations += 2 * rows * (state.convolved + state.output_width) * dtype.itemsize
     logits = 2 * nodes * spec.vocab_size * 4
     heads = (
         spec.num_query_heads * (max(store.output_dim for store in spec.attention_stores) + 2) * 4

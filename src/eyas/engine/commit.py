@@ -78,6 +78,7 @@ class Committer:
             draft = describe_draft(flight, outcome) if outcome is not None and is_live else None
             nodes = outcome.nodes if outcome is not None and is_live else []
             self._commit_slots(sequence, span, nodes, keep_context=is_live)
+            _note_state(sequence, span, outcome, has_failed=flight.error is not None)
             delta = None
             if is_live:
                 try:
@@ -215,6 +216,20 @@ class Committer:
     def _finish(self, sequence: Sequence) -> None:
         sequence.status = Status.FINISHED
         self._scheduler.retire(sequence)
+
+
+def _note_state(
+    sequence: Sequence, span: Span, outcome: Outcome | None, *, has_failed: bool
+) -> None:
+    """Note the position of the state that a landed flight has left in a sequence's seat. If its root
+    could not choose, the state may hold what is no number."""
+    if has_failed or (outcome is not None and outcome.count < 0):
+        sequence.state_position = 0
+    elif outcome is None:
+        sequence.state_position = span.context_stop
+    else:
+        sequence.state_position = sequence.num_on_device - 1
+        sequence.num_on_device += max(0, outcome.count)
 
 
 def _read(flight: Flight) -> Landed:

@@ -370,6 +370,8 @@ def _probe_chain(num_rows: int, max_length: int, device: torch.device) -> Forwar
 
 def _target_costs(runner: ModelRunner, max_length: int, max_rows: int, captures: bool) -> Costs:
     device = runner.model.device
+    if runner.backend.states is not None:
+        runner.backend.states.resize(1, max_rows)
 
     def forward(num_rows: int) -> object:
         if (states := runner.backend.states) is None:

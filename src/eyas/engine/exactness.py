@@ -76,11 +76,13 @@ def check_exactness(
     *,
     width: int = 16,
     captures: bool = True,
+    most_seqs: int = _MOST_SEQUENCES,
 ) -> Exactness:
     """Run the self-check. It writes to the first slots of the cache, so run it before any request.
 
     order: the row order that was found for the products. width: most nodes of a tree. captures: steps
-    may run from CUDA graphs.
+    may run from CUDA graphs. most_seqs: sequences of the largest batch that is tried where each has a
+    state, which takes memory.
     """
     if not order.exact:
         return Exactness(False, order.reason)
@@ -88,7 +90,8 @@ def check_exactness(
     if products is None:
         extent = _extent_on_cpu(max_length, num_slots)
     else:
-        extent = _extent_on_device(products, width, max_length, num_slots, captures)
+        most_seqs = _MOST_SEQUENCES if runner.backend.states is None else most_seqs
+        extent = _extent_on_device(products, width, max_length, num_slots, captures, most_seqs)
     if extent.length < 8:
         return Exactness(False, "the cache is too small for the self-check")
     probe = _Probe(runner, extent)
@@ -114,7 +117,12 @@ def _extent_on_cpu(max_length: int, num_slots: int) -> _Extent:
 
 
 def _extent_on_device(
-    products: Products, width: int, max_length: int, num_slots: int, captures: bool
+    products: Products,
+    width: int,
+    max_length: int,
+    num_slots: int,
+    captures: bool,
+    most_seqs: int,
 ) -> _Extent:
     """Return variants that run every kernel of a step: all row counts, several splits, wide trees."""
     max_rows = min(products.max_rows, _MOST_ROWS)
@@ -124,7 +132,7 @@ def _extent_on_device(
     last = length - width
     starts = tuple(sorted({start for start in (*_BORDERS, last) if 1 <= start <= last}))
     chunks = (1, 7, 20, 50, 100, 200, length)
-    max_seqs = min(_MOST_SEQUENCES, num_scratch, max_rows)
+    max_seqs = min(_MOST_SEQUENCES, num_scratch, max_rows, most_seqs)
     batches = tuple(sorted({min(num, max_seqs) for num in (2, 3, 5, 8, 12, 31, max_seqs)}))
     return _Extent(length, width, chunks, starts, batches, max_rows, num_scratch, True, captures)
 
@@ -152,7 +160,8 @@ class _Probe:
         self.copies = (slots[:length], slots[length : 2 * length])
         self.scratch = slots[2 * length :]
         self.num_seats = num_seats = max(extent.batches) + 1
-        self.table = SequenceTable(num_seats, length + 1, width, device)
+        self.table = SequenceTable(num_seats, length + 1, width, device, runner.backend.states)
+        self._state_positions = [0] * num_seats
         text = self.tokens.tolist()
         for _ in range(num_seats):
             self.table.seat(text, self.copies[1])
@@ -204,7 +213,7 @@ class _Probe:
             yield f"a batch of {num}", *self._nodes(self._spread(num, 1), 1)
         max_nodes = min(self.extent.num_scratch, self.extent.max_rows)
         for w in sorted({min(w, width) for w in (2, 3, 5, 8, width)}):
-            max_seqs = min(_MOST_SEQUENCES, max_nodes // w)
+            max_seqs = min(self.extent.batches[-1], max_nodes // w)
             for num in sorted({1, min(3, max_seqs), max_seqs}):
                 yield f"chains {num} x {w}", *self._nodes(self._spread(num, w), w)
                 yield f"trees {num} x {w}", *self._nodes(self._spread(num, w), w, is_tree=True)
@@ -213,7 +222,15 @@ class _Probe:
         """Yield batches of trees and a chunk."""
         length, width = self.extent.length, self.extent.width
         for w, count in ((width, 100), (1, 30), (1, length - 9)):
-            num = max(1, min(5, self.extent.max_rows // 2 // w, self.extent.num_scratch // w))
+            num = max(
+                1,
+                min(
+                    self.num_seats - 1,
+                    5,
+                    self.extent.max_rows // 2 // w,
+                    self.extent.num_scratch // w,
+                ),
+            )
             start = max(0, length // 3 - count)
             count = min(count, length - start, self.extent.max_rows - num * w)
             if count > 0:
@@ -223,6 +240,7 @@ class _Probe:
     def _replays(self) -> Iterator[Variant]:
         """Yield replays of a CUDA graph with different roots."""
         for num, w, is_tree in ((1, 1, False), (5, 1, False), (3, self.extent.width, True)):
+            num = min(num, self.num_seats - 1)
             if num * w <= min(self.extent.max_rows // 2, self.extent.num_scratch):
                 for _ in range(3):
                     starts = self._spread(num, w)
@@ -252,8 +270,9 @@ class _Probe:
     def _chunk(self, start: int, count: int, slots: np.ndarray) -> torch.Tensor:
         """Return the logits of a chunk. slots: of the text's positions; those before it are stored."""
         self.table.write_slots(0, 0, slots)
-        if self._is_lost(0, start):
-            self._begin(0, start, slots)
+        if self._state_positions[0] != start:
+            self._begin([(0, start)], slots)
+        self._state_positions[0] = start + count
         span = replace(self._span(0, start, count, slots), wants_context_logits=True)
         logits_RV = self._run([span], 1, None, start + count)
         self.table.write_slots(0, 0, self.copies[1])
@@ -288,33 +307,49 @@ class _Probe:
             positions += range(start, start + len(path))
             spans.append(Span(b, start, 0, free[:0], free[b * width : (b + 1) * width]))
             self.table.lengths_A[b] = start + 1
-            self._begin(b, start, self.copies[1])
+        begun = list(enumerate(starts))
         if chunk is not None:
             start, count = chunk
             self.table.write_slots(num, 0, self.copies[1])
-            self._begin(num, start, self.copies[1])
+            begun.append((num, start))
             span = self._span(num, start, count, self.copies[1])
             spans.append(replace(span, wants_context_logits=True))
             rows += range(num * width, num * width + count)
             positions += range(start, start + count)
             last = max(last, start + count)
+        self._begin(begun, self.copies[1])
         grids = (np.stack(tokens_BW), np.array(parents_BW, dtype=np.int64))
         logits_RV = self._run(spans, width, grids, last, is_chain=not is_tree, graphs=graphs)
         device = self.device
         picked_R = torch.tensor(rows, device=device)
         return torch.tensor(positions, device=device), logits_RV[picked_R]
 
-    def _is_lost(self, seat: int, start: int) -> bool:
-        """Whether the state of a seat is not that of the tokens before `start`."""
-        states = self.runner.backend.states
-        return states is not None and start > 0 and states.positions[seat] != start
+    def _begin(self, begun: Sequence[tuple[int, int]], slots: np.ndarray) -> None:
+        """Run the text before given positions, in given seats, where layers have a state per sequence,
+        which stored keys and values do not replace."""
+        if self.runner.backend.states is None:
+            return
+        self._state_positions = [-1] * self.num_seats
+        spans: list[Span] = []
+        room = self.extent.max_rows
+        for seat, start in begun:
+            if start > room:
+                self._store(spans)
+                spans, room = [], self.extent.max_rows
+            done = 0
+            while start - done > room:  # a text longer than a forward pass
+                self._store([self._span(seat, done, room, slots)])
+                done += room
+            if start > done:
+                spans.append(self._span(seat, done, start - done, slots))
+                room -= start - done
+        self._store(spans)
 
-    def _begin(self, seat: int, start: int, slots: np.ndarray) -> None:
-        """Run the text before `start` where layers have a state per sequence, which stored keys and
-        values do not replace."""
-        if start and self.runner.backend.states is not None:
-            span = replace(self._span(seat, 0, start, slots), wants_context_logits=True)
-            self._run([span], 1, None, start)
+    def _store(self, spans: list[Span]) -> None:
+        """Run one forward pass of chunks for what it stores."""
+        if spans:
+            last = max(span.context_stop for span in spans)
+            self._forward(self._planned(spans, 1, 0, last).begin(), self._no_tree())
 
     def _restore(self, num: int) -> None:
         """Make the first `num` seats read the second copy again: chains overwrite slots of the
@@ -334,11 +369,9 @@ class _Probe:
     ) -> torch.Tensor:
         """Run one forward pass. grids: tokens and parents [B, W] of the spans with a root."""
         num = 0 if grids is None else len(grids[0])
-        params = BatchParams([self.source] * num, self.vocab, self.device)
-        batch = PlannedBatch(self.table, spans, params, width, max_length, graphs=graphs).begin()
+        batch = self._planned(spans, width, num, max_length, graphs).begin()
         if grids is None:
-            empty = torch.empty((0, 1), dtype=torch.int64, device=self.device)
-            tree = DraftTree(empty, empty, empty[:, 0], is_chain=True)
+            tree = self._no_tree()
         else:
             padding = ((0, batch.num_rows - num), (0, 0))
             tokens_BW, parents_BW = (
@@ -349,9 +382,27 @@ class _Probe:
             tree = batch.to_static(DraftTree(tokens_BW, parents_BW, sizes_B, is_chain))
         return batch.stage("forward", (width, is_chain), partial(self._logits, batch, tree))
 
-    def _logits(self, batch: Batch, tree: DraftTree) -> torch.Tensor:
+    def _planned(
+        self,
+        spans: list[Span],
+        width: int,
+        num: int,
+        max_length: int,
+        graphs: StepGraphs | None = None,
+    ) -> PlannedBatch:
+        params = BatchParams([self.source] * num, self.vocab, self.device)
+        return PlannedBatch(self.table, spans, params, width, max_length, graphs=graphs)
+
+    def _no_tree(self) -> DraftTree:
+        empty = torch.empty((0, 1), dtype=torch.int64, device=self.device)
+        return DraftTree(empty, empty, empty[:, 0], is_chain=True)
+
+    def _forward(self, batch: Batch, tree: DraftTree) -> torch.Tensor | None:
         with torch.inference_mode():
-            logits = self.runner.forward(pack(batch, tree)).logits_RV
+            return self.runner.forward(pack(batch, tree)).logits_RV
+
+    def _logits(self, batch: Batch, tree: DraftTree) -> torch.Tensor:
+        logits = self._forward(batch, tree)
         assert logits is not None
         # On a device the next forward writes to the same memory.
         return logits if logits.device.type == "cpu" else logits.clone()

@@ -197,6 +197,8 @@ class Launcher:
         """Mark a flight as failed: its requests end with an error when it lands."""
         flight.error = STEP_FAILED
         flight.is_sent, flight.forward = True, None
+        if self._table.states is not None:  # no request goes on from what the step has left
+            self._table.states.is_updating = False
 
     def _note_failure(self, message: str, *details: object) -> None:
         log.exception(message, *details)

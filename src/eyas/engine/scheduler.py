@@ -188,8 +188,10 @@ class Scheduler:
         The state is that of the root of the last forward pass. It is of no use if it holds tokens that
         were dropped after a stop.
         """
-        position = self.table.state_position(sequence.seat)
-        if position is None or not 0 < position <= min(lease.num_stored, sequence.num_tokens):
+        position = sequence.state_position
+        if self.table.states is None or not 0 < position <= min(
+            lease.num_stored, sequence.num_tokens
+        ):
             return
         snapshot = self.cache.reserve_snapshot(lease, position)
         if snapshot is not None:
@@ -229,7 +231,8 @@ class Scheduler:
         stored_slots = lease.slots[: lease.num_stored]
         sequence.seat = self.table.seat(sequence.tokens, stored_slots, lease.snapshot)
         sequence.status = Status.RUNNING
-        sequence.num_planned = lease.num_stored
+        sequence.num_planned = sequence.state_position = lease.num_stored
+        sequence.num_on_device = sequence.num_tokens
         if not sequence.usage.num_preemptions:
             sequence.usage.num_cached_tokens = lease.num_stored
             sequence.usage.queue_seconds = time.perf_counter() - sequence.added_at

@@ -34,8 +34,10 @@ class Sequence:
     the output has no grammar. leader: the choice of the same request that stores the shared prompt.
     seat: row of the sequence table; -1 without one. num_planned: positions before the root that are
     stored, or that a flight stores. num_in_flight: flights with a span of it; num_rooted_in_flight of
-    them have its root, and add at most num_in_flight_tokens tokens. failure: why it cannot continue.
-    added_at: when it was made, in seconds of `time.perf_counter`.
+    them have its root, and add at most num_in_flight_tokens tokens. num_on_device: tokens that the
+    device has once the landed flights are counted, those after a stop included. state_position: tokens
+    in the state of its seat, where layers have one; 0 if that is not known. failure: why it cannot
+    continue. added_at: when it was made, in seconds of `time.perf_counter`.
     """
 
     request: Request
@@ -55,6 +57,8 @@ class Sequence:
     num_in_flight: int = 0
     num_rooted_in_flight: int = 0
     num_in_flight_tokens: int = 0
+    num_on_device: int = 0
+    state_position: int = 0
     failure: str | None = None
     usage: Usage = field(default_factory=Usage)
     prompt_logprobs: list[TokenLogprob | None] | None = None

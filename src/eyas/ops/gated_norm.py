@@ -31,4 +31,6 @@ def gated_norm(
 def _by_kernel(
     x_TND: torch.Tensor, gate_TX: torch.Tensor, weight_D: torch.Tensor, epsilon: float
 ) -> torch.Tensor:
-    return gated_norm.by_torch(x_TND, gate_TX, weight_D, epsilon)  # no kernel yet
+    from eyas.kernels.gated_norm import gated_norm as launch
+
+    return launch(x_TND, gate_TX, weight_D, epsilon, pdl=x_TND.is_cuda)

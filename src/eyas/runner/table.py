@@ -52,6 +52,8 @@ class SequenceTable:
         self.device = device
         self.states = states
         self.window_slots_S = window_slots_S
+        if states is not None:
+            states.resize(num_seats + 1, max_width)
         self._free_seats = list(range(num_seats - 1, -1, -1))
 
     @property
@@ -70,12 +72,6 @@ class SequenceTable:
         if self.states is not None and snapshot is not None:
             self.states.restore(seat, snapshot)
         return seat
-
-    def state_position(self, seat: int) -> int | None:
-        """Return the number of tokens in a seat's state; None if it has none that can be used."""
-        if self.states is None or seat >= len(self.states.positions):
-            return None
-        return self.states.positions[seat]
 
     def save_state(self, seat: int, snapshot: int) -> None:
         """Copy a seat's state, after what was launched, to a snapshot."""

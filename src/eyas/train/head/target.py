@@ -21,7 +21,8 @@ from eyas.attention.base import KVDestination
 from eyas.cache.store import LayerStore, Store
 from eyas.models import Decoder
 from eyas.models.load import read_head_weight
-from eyas.ops.delta_rule import DeltaRule, Level, Lines, delta_rule
+from eyas.ops.delta_rule import DeltaRule, delta_rule
+from eyas.ops.state_lines import Lines, state_lines
 
 _CHUNK_NUMBERS = 1 << 28
 """The maximum number of logits computed at a time where only the argmax is used."""
@@ -77,13 +78,13 @@ class PaddedAttend:
 
     def recur(self, layer: int, inputs_TX: Tensor, rule: DeltaRule) -> Tensor:
         """Run each text from its first place on."""
-        num_taps, width = rule.taps_CJ.shape[1], inputs_TX.shape[1]
+        num_taps, width, num_texts = rule.taps_CJ.shape[1], inputs_TX.shape[1], self._shape[0]
         if num_taps not in self._lines:
             self._lines[num_taps] = _lines_of_texts(*self._shape, num_taps, inputs_TX.device)
-        state = (1, rule.num_value_heads, rule.key_dim, rule.value_dim)
-        states_1NHD = torch.zeros(state, device=inputs_TX.device)
-        nothing_11X = inputs_TX.new_zeros((1, 1, width))
-        return delta_rule(inputs_TX, states_1NHD, nothing_11X, self._lines[num_taps], rule)
+        state = (num_texts + 1, rule.num_value_heads, rule.key_dim, rule.value_dim)
+        states_ANHD = torch.zeros(state, device=inputs_TX.device)
+        inputs_AEX = inputs_TX.new_zeros((num_texts + 1, num_taps - 1, width))
+        return delta_rule(inputs_TX, states_ANHD, inputs_AEX, self._lines[num_taps], rule)
 
     def _window_mask(self, window: int | None, device: torch.device) -> Tensor | None:
         if window is None or window >= self._shape[1]:
@@ -108,25 +109,22 @@ class PaddedAttend:
 
 
 def _lines_of_texts(num_texts: int, num_places: int, num_taps: int, device: torch.device) -> Lines:
-    """Return the lines of padded texts: a level holds one place of all texts."""
-    rows = torch.arange(num_texts * num_places, device=device)
-    rows_L = rows.view(num_texts, num_places).t().flatten()
-    before_JL = torch.arange(num_taps - 1, -1, -1, device=device).unsqueeze(1)
-    is_inside_JL = rows_L % num_places >= before_JL
-    nothing = rows[:0]
-    levels = (
-        Level(place * num_texts, (place + 1) * num_texts, None, None, None)
-        for place in range(num_places)
-    )
-    return Lines(
-        stored=(nothing, nothing),
-        inputs_JL=torch.where(is_inside_JL, rows_L - before_JL, len(rows)),
-        bases=torch.zeros(num_texts, dtype=torch.int64, device=device),
-        levels=tuple(levels),
-        rows=rows_L,
-        lines=rows,
-        cleared=nothing,
-        saved=(nothing, nothing, nothing),
+    """Return the lines of padded texts: each is a prompt chunk in a seat of its own."""
+    seats = torch.arange(num_texts, device=device)
+    runs = torch.stack([seats * num_places, seats * 0, seats * 0 + num_places], dim=1)
+    nothing = torch.empty((num_texts, 0), dtype=torch.int64, device=device)
+    no_nodes = torch.empty((0, 1), dtype=torch.int64, device=device)
+    return state_lines(
+        seats,
+        runs,
+        no_nodes,
+        no_nodes[:, 0],
+        None,
+        nothing,
+        seats * 0 - 1,
+        nothing,
+        num_taps - 1,
+        num_texts * num_places,
     )
 
 
