@@ -16,11 +16,12 @@ import torch
 
 from eyas.attention.base import Attend, KVDestination, Layout, NodeGrid
 from eyas.cache.kv import KVStore
-from eyas.cache.store import LayerStore
+from eyas.cache.store import CompressedStore, LayerStore
 from eyas.kernels.attention import Nodes, attend_nodes
 from eyas.kernels.attention_prefill import PromptTiles, attend_prompts, cut
 from eyas.kernels.paths import node_paths
 from eyas.kernels.softmax import GROUP, SHARED_ROW_LINES, SPLIT, HeadShape
+from eyas.ops.compress import Compression
 from eyas.ops.delta_rule import DeltaRule
 from eyas.transfer import send
 
@@ -45,6 +46,8 @@ class TritonAttention:
         heights: Sequence[int] = HEIGHTS,
     ) -> None:
         assert kv.states is None, "there are no kernels for layers with a state"
+        compressed = any(isinstance(store, CompressedStore) for store in kv.stores)
+        assert not compressed, "there are no kernels for compressed entries"
         self.kv = kv
         self.states = None
         self.pdl = pdl
@@ -153,6 +156,16 @@ class _Plan:
         if self._stop < len(out_TNH):
             out_TNH[self._stop :].zero_()
         return out_TNH
+
+    def compress(
+        self,
+        layer: int,
+        inputs_TX: torch.Tensor,
+        q_TNH: torch.Tensor,
+        sinks_N: torch.Tensor | None,
+        compression: Compression,
+    ) -> torch.Tensor:
+        raise AssertionError("there are no kernels for compressed entries")
 
     def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
         raise AssertionError("there are no kernels for layers with a state")

@@ -126,6 +126,11 @@ def load(
             f"device: {spec.architecture} has layers with a state per sequence, which run on a CPU "
             "alone so far; pass --device cpu, or take another model"
         )
+    if spec.compressed and hardware.device.type != "cpu":
+        raise ValueError(
+            f"device: {spec.architecture} has compressed attention, which runs on a CPU alone so far; "
+            "pass --device cpu, or take another model"
+        )
     dtype = resolve_dtype(config.model.dtype, hardware.device)
     _check_memory(config, spec, dtype, hardware)
     drafting = decide_drafting(config, directory, spec) if drafts else None
