@@ -233,7 +233,9 @@ def write_layers(directory: Path, name: str) -> Path:
         model.get_output_embeddings().weight.copy_(1.1 * head)
         model.model.norm.weight.fill_(0.0 if MODELS[tiny_name][0] in FROM_ZERO else 1.0)
         for key, parameter in model.named_parameters():
-            if any(name in key for name in ("o_proj", "out_proj", "o_b_proj")):  # what is added to the stream
+            if any(
+                name in key for name in ("o_proj", "out_proj", "o_b_proj")
+            ):  # what is added to the stream
                 parameter.mul_(0.15)
             elif "down_proj" in key:
                 parameter.mul_(mixing)

@@ -37,7 +37,7 @@ class ExpertSpec:
     of the experts' products. shared_size: feed-forward size of the expert that every row uses; 0 is
     none. has_shared_gate: its result is multiplied by the sigmoid of a product of its own.
     is_alternating: as in `GatedMlp`, of the experts that are chosen. num_tokens: of the table that
-    names each token's experts, which scores then only weigh (DeepSeek-V4's first layers); 0 without one.
+    names each token's experts, which scores then only weigh (DeepSeek-V4's first layers); 0 is none.
     """
 
     num_experts: int

@@ -76,7 +76,7 @@ class Collapse:
     def seal(self) -> None:
         self._product.seal()
         num = self.sizes.num_streams
-        counts = torch.tensor([num, num, num * num][: len(self._scale)])
+        counts = torch.tensor([num, num, num * num][: len(self._scale)], device=self._scale.device)
         self._scale = self._scale.repeat_interleave(counts)
 
     def __call__(self, streams_TMD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -96,12 +96,12 @@ def family_of(architecture: str) -> Family:
 def checkpoint_names(architecture: str, tensors: Container[str]) -> Mapping[str, str]:
     """Return the names of a family's parameters in a checkpoint with these tensors.
 
-    They are CHECKPOINT_NAMES, or the family's PUBLISHED_NAMES if it has other names for the files of the
-    model's authors and the embedding is there under that name.
+    They are CHECKPOINT_NAMES, or the family's PUBLISHED_NAMES if it has other names for the files of
+    the model's authors and the embedding is there under that name.
     """
     family = family_of(architecture)
     published: Mapping[str, str] = getattr(family, "PUBLISHED_NAMES", {})
-    is_published = published.get("embedding.weight") in tensors
+    is_published = published.get("embedding.weight", "") in tensors
     return published if is_published else family.CHECKPOINT_NAMES
 
 
