@@ -24,7 +24,11 @@ KINDS = ("eagle", "eagle3", "mtp")
 
 
 def own_mtp(target: ModelSpec) -> HeadSpec:
-    """An MTP layer of the kind of the target's last layer, wired as DeepSeek's and GLM's are."""
+    """An MTP layer of the kind of the target's last layer, wired as DeepSeek's and GLM's are; its
+    attention is plain where the target's is compressed."""
+    rope = target.rope
+    if target.compressed:
+        rope = replace(rope, head_dim=target.head_dim, rotary_dim=rope.head_dim)
     mtp = replace(head_spec("mtp"), embedding_first=True)
     return replace(
         mtp,
@@ -36,7 +40,7 @@ def own_mtp(target: ModelSpec) -> HeadSpec:
         head_dim=target.head_dim,
         intermediate_size=target.intermediate_size,
         norm_epsilon=target.norm_epsilon,
-        rope=target.rope,
+        rope=rope,
         max_position=target.max_position,
         taps=(target.num_layers + 1,),
         windows=(target.windows[-1],),

@@ -48,6 +48,7 @@ LAYERS = {
     "sinks and windows": ("gpt-oss", 0.006),
     "state": ("qwen3 next", 0.3),
     "latent": ("deepseek v3 experts", 0.1),
+    "compressed": ("deepseek v4", 0.1),
 }
 """Kinds of layers beside the dense one: the tiny model (`tests.models.tiny`) that has them, and how
 strongly its feed-forward blocks change what the bigrams say."""
@@ -239,7 +240,9 @@ def write_layers(directory: Path, name: str) -> Path:
         model.get_output_embeddings().weight.copy_(1.1 * head)
         model.model.norm.weight.fill_(0.0 if MODELS[tiny_name][0] in FROM_ZERO else 1.0)
         for key, parameter in model.named_parameters():
-            if "o_proj" in key or "out_proj" in key:  # what is added to the stream
+            if any(
+                name in key for name in ("o_proj", "out_proj", "o_b_proj")
+            ):  # what is added to the stream
                 parameter.mul_(0.15)
             elif "down_proj" in key:
                 parameter.mul_(mixing)

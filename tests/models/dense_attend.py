@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from eyas.attention.base import KVDestination
-from eyas.cache.store import LayerStore, StateStore, Store
+from eyas.cache.store import CompressedStore, LayerStore, StateStore, Store
+from eyas.ops.compress import Compression, Pooling, rotate_pairs
 from eyas.ops.delta_rule import DeltaRule
 
 
@@ -101,6 +102,37 @@ class DenseAttend:
         out_TNH[: self.num_rows] = torch.einsum("nts,snh->tnh", weights_NTS, values_SNH)
         return out_TNH
 
+    def compress(
+        self,
+        layer: int,
+        inputs_TX: torch.Tensor,
+        q_TNH: torch.Tensor,
+        sinks_N: torch.Tensor | None,
+        compression: Compression,
+    ) -> torch.Tensor:
+        """Each row alone: the keys of its window, then the entries of all groups on its path."""
+        cache, store = self.cache, self.cache.stores[layer]
+        assert isinstance(store, CompressedStore) and sinks_N is not None
+        inputs_SX = _append(cache.inputs[layer], inputs_TX[: self.num_rows])
+        cache.inputs[layer] = inputs_SX
+        out_TNH = torch.zeros_like(q_TNH)
+        for row in range(self.num_rows):
+            path = cache.ancestors(self.first + row)
+            parts = inputs_SX[path].split(store.widths[:5], 1)
+            table = compression.angles.table_P2H
+            entries = _entries(parts[1], parts[2], store.rate, compression.keys, table)
+            if compression.index is not None:
+                keys_EI = _entries(parts[3], parts[4], store.rate, compression.index, table)
+                assert compression.queries_TJI is not None and compression.weights_TJ is not None
+                dots_JE = (compression.queries_TJI[row] @ keys_EI.T).relu()
+                scores_E = compression.weights_TJ[row] @ dots_JE
+                entries = entries[scores_E.topk(min(len(scores_E), store.num_chosen)).indices]
+            keys = torch.cat([parts[0][-store.local_window :], entries])
+            scores = q_TNH[row] @ keys.T * store.head_dim**-0.5
+            weights = torch.cat([scores, sinks_N.unsqueeze(1)], 1).softmax(1)[:, :-1]
+            out_TNH[row] = weights @ keys
+        return out_TNH
+
     def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
         """The delta rule as its authors write it, for one entry after the other, from the state of its
         parent."""
@@ -170,6 +202,17 @@ class RowByRow:
         width = self._store.output_dim
         return self._answer(q_TNH[..., :width], keys_TGH[..., :width], values_TGH)
 
+    def compress(
+        self,
+        layer: int,
+        inputs_TX: torch.Tensor,
+        q_TNH: torch.Tensor,
+        sinks_N: torch.Tensor | None,
+        compression: Compression,
+    ) -> torch.Tensor:
+        keys_T1H = inputs_TX[:, None, : q_TNH.shape[2]]
+        return self._answer(q_TNH, keys_T1H, keys_T1H)
+
     def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
         values = rule.num_value_heads * rule.value_dim
         first = len(rule.taps_CJ) - values
@@ -179,6 +222,33 @@ class RowByRow:
 def sides(placed: torch.Tensor, store: LayerStore) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys, and values, which may be a part of them."""
     return placed[:, 0], placed[:, -1, :, : store.output_dim]
+
+
+def _entries(
+    inputs_PC: torch.Tensor,
+    gates_PC: torch.Tensor,
+    rate: int,
+    pooling: Pooling,
+    table: torch.Tensor,
+) -> torch.Tensor:
+    """One entry for each complete group of positions, as the paper writes it."""
+    width = pooling.weight.shape[-1]
+    overlaps = pooling.bias_XC.shape[1] > width
+    entries = []
+    for start in range(0, len(inputs_PC) - rate + 1, rate):
+        own = slice(start, start + rate)
+        values, gates = inputs_PC[own], gates_PC[own] + pooling.bias_XC
+        if overlaps:
+            values, gates = values[:, width:], gates[:, width:]
+        if overlaps and start:
+            before = slice(start - rate, start)
+            values = torch.cat([inputs_PC[before, :width], values])
+            gates = torch.cat([gates_PC[before, :width] + pooling.bias_XC[:, :width], gates])
+        mean = (values * gates.softmax(0)).sum(0)
+        scale = torch.rsqrt(mean.square().mean() + pooling.epsilon)
+        entry = mean * scale * pooling.weight.view(-1, width)[0]
+        entries.append(rotate_pairs(entry, *table[start, :, 0]))
+    return torch.stack(entries) if entries else inputs_PC[:0, :width]
 
 
 def _append(stored: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:

@@ -453,7 +453,7 @@ def test_pieces_are_checked_before_memory_is_taken(
     def build(*arguments: Any, **options: Any) -> Any:
         raise AssertionError("built before the pieces were checked")
 
-    monkeypatch.setattr("eyas.models.load.Decoder", build)
+    monkeypatch.setattr("eyas.models.load.decoder_class", build)
     with pytest.raises(ValueError, match="lacks tensor"):
         load_model(copy)
 

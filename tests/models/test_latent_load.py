@@ -51,7 +51,7 @@ def test_a_size_that_the_tensors_do_not_have_is_named(
     def build(*arguments: Any, **options: Any) -> Any:
         raise AssertionError("built before the sizes were checked")
 
-    monkeypatch.setattr("eyas.models.load.Decoder", build)
+    monkeypatch.setattr("eyas.models.load.decoder_class", build)
     changes = {field: value}
     if field == "num_attention_heads":
         changes["num_key_value_heads"] = value

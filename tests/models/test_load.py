@@ -336,7 +336,7 @@ def test_a_size_that_the_tensors_do_not_have_is_named(
     def build(*arguments: Any, **options: Any) -> Any:
         raise AssertionError("built before the sizes were checked")
 
-    monkeypatch.setattr("eyas.models.load.Decoder", build)
+    monkeypatch.setattr("eyas.models.load.decoder_class", build)
     change_config(copy, **{field: value})
     with pytest.raises(ValueError, match=rf"{field}|must divide \d+ attention heads"):
         load_model(copy)

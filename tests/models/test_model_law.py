@@ -94,6 +94,12 @@ def test_taps_are_the_residual_stream_after_k_layers(pair: Pair) -> None:
             torch.tensor(token_ids), attend.positions(), attend, taps=(2, 0, num_layers)
         )
         states = model(torch.tensor([token_ids]), output_hidden_states=True).hidden_states
+        if decoder.spec.hyper is not None:  # several residual streams
+            embedded, second, last = (
+                tap.unflatten(1, (decoder.spec.hyper.num_streams, -1))
+                for tap in (embedded, second, last)
+            )
+            last = model.model.hc_head(last.unsqueeze(0))[0]
         normed = model.model.norm(last)
     final = states[num_layers]
     for found, expected in ((embedded, states[0]), (second, states[2]), (normed, final)):

@@ -231,6 +231,33 @@ LATENT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 MODELS |= LATENT_MODELS
+COMPRESSED: dict[str, Any] = {
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "q_lora_rank": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    "sliding_window": 16,
+    "hc_mult": 2,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+    "index_n_heads": 16,  # few heads would tie at 0, and transformers breaks ties as it comes
+    "index_head_dim": 16,
+    "index_topk": 4,
+    "partial_rotary_factor": 0.5,
+    "layer_types": [
+        "sliding_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ],
+    "mlp_layer_types": ["hash_moe", "moe", "moe"],
+    "rope_parameters": {**ROPE_YARN, "rope_theta": 1.6e5},
+    "max_position_embeddings": 128,
+}
+MODELS |= {
+    "deepseek v4": ("DeepseekV4", COMPRESSED),
+}
 TEXT_CONFIGS = {
     "Gemma3": "Gemma3TextConfig",
     "Qwen3_5": "Qwen3_5TextConfig",
@@ -264,6 +291,9 @@ def make_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
+            elif key.endswith("tid2eid"):
+                scores = torch.rand(len(buffer), settings["n_routed_experts"], generator=generator)
+                buffer.copy_(scores.argsort(1)[:, : buffer.shape[1]])
         model.get_output_embeddings().weight.mul_(3 if not config.tie_word_embeddings else 2)
         probe = model(torch.arange(1, 33).unsqueeze(0)).logits.std()
         if config.tie_word_embeddings:

@@ -18,6 +18,7 @@ import torch
 
 from eyas.cache.kv import WindowMap
 from eyas.cache.states import SequenceStates
+from eyas.ops.compress import Compression
 from eyas.ops.delta_rule import DeltaRule
 from eyas.ops.rotate_and_store import KVDestination
 
@@ -86,6 +87,21 @@ class Attend(Protocol):
 
         sinks_N: the layer's sinks, float32: a logit for each query head that takes part in the softmax
         of every row and has no value. None if the layer has none.
+        """
+        ...
+
+    def compress(
+        self,
+        layer: int,
+        inputs_TX: torch.Tensor,
+        q_TNH: torch.Tensor,
+        sinks_N: torch.Tensor | None,
+        compression: Compression,
+    ) -> torch.Tensor:
+        """Store the rows of a layer with compressed entries, make the entries that they complete, and
+        return the output of attention [T, N, H] (`ops.compress`).
+
+        inputs_TX: what is stored for each row (`CompressedStore.widths`), entries excluded.
         """
         ...
 

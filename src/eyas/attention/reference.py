@@ -19,11 +19,13 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from eyas.attention.base import Attend, KVDestination, Layout
+from eyas.attention.compressed import CompressedPlan
 from eyas.attention.lanes import Lanes, context_lanes, node_lanes, split_by_width
 from eyas.attention.state_plan import StatePlan
 from eyas.cache.kv import KVStore, WindowMap
 from eyas.cache.states import SequenceStates
-from eyas.cache.store import KVScales, LayerStore
+from eyas.cache.store import CompressedStore, KVScales, LayerStore
+from eyas.ops.compress import Compression
 from eyas.ops.delta_rule import DeltaRule
 from eyas.ops.rotate_and_store import as_bytes
 
@@ -39,7 +41,7 @@ class ReferenceAttention:
         self._heights = {
             store: tile_heights(store, kv.dtype, kv.device)
             for store in dict.fromkeys(kv.stores)
-            if isinstance(store, LayerStore)
+            if isinstance(store, LayerStore) and not isinstance(store, CompressedStore)
         }
 
     @property
@@ -115,6 +117,7 @@ class _Plan:
         self._groups = groups
         self._write_slots_T = write_slots_T
         self._answers: dict[LayerStore, _Answers] = {}
+        self._compressed: CompressedPlan | None = None
 
     def destination(self, layer: int) -> KVDestination:
         kv, scales = self._kv, self._kv.scales[layer]
@@ -140,6 +143,21 @@ class _Plan:
             answers = _Answers(self._groups, store, heights, q_TNH.dtype, num_rows, slots_S)
             self._answers[store] = answers
         return answers.run(q_TNH, self._kv.layers[layer], self._kv.scales[layer], sinks_N)
+
+    def compress(
+        self,
+        layer: int,
+        inputs_TX: torch.Tensor,
+        q_TNH: torch.Tensor,
+        sinks_N: torch.Tensor | None,
+        compression: Compression,
+    ) -> torch.Tensor:
+        store = self._kv.stores[layer]
+        assert isinstance(store, CompressedStore)
+        if self._compressed is None:
+            self._compressed = CompressedPlan(self._groups, self._write_slots_T, _attend)
+        slots_SD = self._kv.layers[layer].flatten(1)
+        return self._compressed.run(store, slots_SD, inputs_TX, q_TNH, sinks_N, compression)
 
     def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
         assert self._states is not None, "the layer has declared a state"

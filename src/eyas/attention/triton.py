@@ -18,11 +18,12 @@ from eyas.attention.base import Attend, KVDestination, Layout, NodeGrid
 from eyas.attention.state_plan import StatePlan
 from eyas.cache.kv import KVStore
 from eyas.cache.states import SequenceStates
-from eyas.cache.store import LayerStore
+from eyas.cache.store import CompressedStore, LayerStore
 from eyas.kernels.attention import Nodes, attend_nodes
 from eyas.kernels.attention_prefill import PromptTiles, attend_prompts, cut
 from eyas.kernels.paths import node_paths
 from eyas.kernels.softmax import GROUP, SHARED_ROW_LINES, SPLIT, HeadShape
+from eyas.ops.compress import Compression
 from eyas.ops.delta_rule import DeltaRule
 from eyas.transfer import send
 
@@ -46,6 +47,8 @@ class TritonAttention:
         pdl: bool = False,
         heights: Sequence[int] = HEIGHTS,
     ) -> None:
+        compressed = any(isinstance(store, CompressedStore) for store in kv.stores)
+        assert not compressed, "there are no kernels for compressed entries"
         self.kv = kv
         self.windows = kv.windows
         self.pdl = pdl
@@ -187,6 +190,16 @@ class _Plan:
         if self._stop < len(out_TNH):
             out_TNH[self._stop :].zero_()
         return out_TNH
+
+    def compress(
+        self,
+        layer: int,
+        inputs_TX: torch.Tensor,
+        q_TNH: torch.Tensor,
+        sinks_N: torch.Tensor | None,
+        compression: Compression,
+    ) -> torch.Tensor:
+        raise AssertionError("there are no kernels for compressed entries")
 
     def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
         assert self._states is not None, "the layer has declared a state"

@@ -42,6 +42,45 @@ class LayerStore:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressedStore(LayerStore):
+    """What a layer of compressed attention (`ops.compress`) stores per token.
+
+    A query attends to the keys, which are also the values, of the latest `local_window` positions, and
+    to one entry for each group of `rate` positions that is complete: for all of them, or for the
+    `num_chosen` that its indexer prefers. A slot holds the token's key, the inputs from which entries
+    are made, and, if the token is the last of its group, the entry. An entry is a function of the
+    tokens on its path, so it is shared, drafted and dropped like the key beside it.
+
+    overlaps: an entry is made of the group before, too. index_dim: width of the indexer's keys; 0
+    where there is none. `window` is None: a slot is needed as long as its sequence.
+    """
+
+    local_window: int = 1
+    rate: int = 1
+    overlaps: bool = False
+    index_dim: int = 0
+    num_chosen: int = 0
+
+    @property
+    def span(self) -> int:
+        """Positions that an entry is made of."""
+        return self.rate * (1 + self.overlaps)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Numbers of a row in order: key, inputs and gates of entries; the same of the indexer; the
+        entry; the indexer's entry."""
+        series = 1 + self.overlaps
+        of_keys, of_index = series * self.head_dim, series * self.index_dim
+        inputs = (self.head_dim, of_keys, of_keys, of_index, of_index)
+        return (*inputs, self.head_dim, self.index_dim)
+
+    @property
+    def slot_shape(self) -> tuple[int, int, int]:
+        return (1, 1, sum(self.widths))
+
+
+@dataclass(frozen=True, slots=True)
 class StateStore:
     """What one recurrent layer stores per sequence: a state, which each token updates.
 

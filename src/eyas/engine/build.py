@@ -139,12 +139,22 @@ def load(
             tokenizer.vocab_size,
             spec.vocab_size,
         )
+    if spec.compressed and hardware.device.type != "cpu":
+        raise ValueError(
+            f"device: {spec.architecture} has compressed attention, which runs on a CPU alone so far; "
+            "pass --device cpu, or take another model"
+        )
     dtype = resolve_dtype(config.model.dtype, hardware.device)
     _check_memory(config, files, dtype, hardware)
     drafting = decide_drafting(config, directory, spec) if drafts else None
     kv_scales: tuple[KVScales, ...] = ()
     draft_kv_scales: tuple[KVScales, ...] = ()
     if resolve_kv_dtype(config.cache.dtype, dtype, hardware.device) != dtype:
+        if spec.compressed:
+            raise ValueError(
+                f"cache.dtype: {spec.architecture} has compressed attention, whose cache has the model's "
+                "format; leave the option out"
+            )
         kv_scales = files.kv_scales()
         draft_kv_scales = read_draft_scales(drafting, spec)
     progress("timing products", 0, 0)

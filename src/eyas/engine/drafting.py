@@ -192,6 +192,11 @@ def _open_model(config: EngineConfig, directory: Path, spec: ModelSpec) -> Model
             f"draft.model: {config.draft.model} ({files.spec.architecture}) has layers with a state "
             "per sequence, which cannot draft; take a draft model with attention in all layers"
         )
+    if files.spec.compressed:
+        raise ValueError(
+            f"draft.model: {config.draft.model} ({files.spec.architecture}) has compressed attention, "
+            "which cannot draft yet; take a draft model with other attention in all layers"
+        )
     if files.spec.vocab_size != spec.vocab_size:
         raise ValueError(
             f"draft.model: {config.draft.model} has a vocabulary of {files.spec.vocab_size}, the "

@@ -38,7 +38,8 @@ class ExpertSpec:
     router's logits. has_correction: there is a bias that is added to scores for the choice alone. bias:
     of the experts' products. shared_size: feed-forward size of the expert that every row uses; 0 is
     none. has_shared_gate: its result is multiplied by the sigmoid of a product of its own.
-    is_alternating: as in `GatedMlp`, of the experts that are chosen.
+    is_alternating: as in `GatedMlp`, of the experts that are chosen. num_tokens: of the table that
+    names each token's experts, which scores then only weigh (DeepSeek-V4's first layers); 0 is none.
     """
 
     num_experts: int
@@ -50,6 +51,7 @@ class ExpertSpec:
     shared_size: int = 0
     has_shared_gate: bool = False
     is_alternating: bool = False
+    num_tokens: int = 0
 
     def __post_init__(self) -> None:
         routing = self.routing
@@ -266,6 +268,11 @@ class MixtureOfExperts:
         self._correction_E = (
             torch.empty(spec.num_experts, **float32) if spec.has_correction else None
         )
+        self._table_VK: torch.Tensor | None = None
+        if spec.num_tokens:
+            self._table_VK = torch.empty(
+                spec.num_tokens, spec.routing.num_chosen, dtype=torch.int32, device=device
+            )
         self._experts: Experts
         if order.products is None:
             self._experts = SeparateExperts(
@@ -302,27 +309,46 @@ class MixtureOfExperts:
             found["router.bias"] = self._bias_E
         if self._correction_E is not None:
             found["router.correction"] = self._correction_E
+        if self._table_VK is not None:
+            found["router.table"] = self._table_VK
         found |= {f"experts.{name}": view for name, view in self._experts.parameters().items()}
         if self._shared is not None:
             found |= {f"shared.{name}": view for name, view in self._shared.parameters().items()}
         return found
 
     def seal(self) -> None:
+        """Prepare the filled weights. ValueError: a table names an expert that is not there."""
+        table_VK = self._table_VK
+        if (
+            table_VK is not None
+            and not 0 <= table_VK.min() <= table_VK.max() < self._spec.num_experts
+        ):
+            raise ValueError(
+                f"a table of each token's experts (tid2eid) names others than the "
+                f"{self._spec.num_experts} of n_routed_experts; download the checkpoint again"
+            )
         self._router.seal()
         self._experts.seal()
         if self._shared is not None:
             self._shared.seal()
 
-    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x_TD: torch.Tensor, tokens_T: torch.Tensor | None = None) -> torch.Tensor:
         """Return the parts of the block's output, float32 [Z, T, D], for an input [T, D].
+
+        tokens_T: ids of the rows' tokens, needed where a table names the experts.
 
         The shared expert's come first: their sum is then the same whether its product returned several
         parts or, for many rows, has added them itself. The chosen experts' follow.
         """
         num_experts = self._spec.num_experts
         scores = self._router(x_TD)
+        fixed_TK = None
+        if self._table_VK is not None:
+            assert tokens_T is not None, "a table of experts is read by tokens"
+            fixed_TK = self._table_VK[tokens_T]
+        routing = self._spec.routing
         experts_TK, weights_TK = route(
-            scores[..., :num_experts], self._bias_E, self._correction_E, self._spec.routing
+            scores[..., :num_experts], self._bias_E, self._correction_E, routing, fixed_TK
         )
         parts = self._experts(x_TD, experts_TK, weights_TK)
         if self._shared is None:

@@ -11,7 +11,7 @@ V vocabulary, H head dim.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -216,6 +216,13 @@ def _new_attention(
     )
 
 
+class _Layer(Protocol):
+    """What a decoder needs of a layer to fill it."""
+
+    def parameters(self) -> dict[str, Weight]: ...
+    def seal(self) -> None: ...
+
+
 class Decoder:
     """A model: allocates its weights; fill `parameters()`, call `seal()` once, then only run it."""
 
@@ -247,18 +254,7 @@ class Decoder:
             device=self.device,
             scale=spec.embedding_scale,
         )
-        self._layers = [
-            DecoderLayer(
-                spec,
-                index,
-                dtype=dtype,
-                device=self.device,
-                order=self.order,
-                traits=spec.traits,
-                layouts=within(layouts, f"layers.{index}"),
-            )
-            for index in range(spec.num_layers)
-        ]
+        self._layers: Sequence[_Layer] = self._new_layers(layouts)
         self._norm = RMSNorm(
             spec.hidden_size,
             spec.norm_epsilon,
@@ -275,6 +271,21 @@ class Decoder:
             self._window_rope = RopeTable(
                 spec.window_rope, self.max_model_len, dtype=dtype, device=self.device
             )
+
+    def _new_layers(self, layouts: Layouts) -> Sequence[_Layer]:
+        spec = self.spec
+        return [
+            DecoderLayer(
+                spec,
+                index,
+                dtype=self.dtype,
+                device=self.device,
+                order=self.order,
+                traits=spec.traits,
+                layouts=within(layouts, f"layers.{index}"),
+            )
+            for index in range(spec.num_layers)
+        ]
 
     def parameters(self) -> dict[str, list[Weight]]:
         """Return the tensors that a loader fills, by parameter name.
@@ -317,25 +328,39 @@ class Decoder:
         `order.pad` returns. attend: stores keys and values, and computes attention.
         taps: numbers of layers after which to return the residual stream; 0 is the embedding, the
         number of layers plus 1 is the output of the final norm.
-        Returns the output of the final norm [T, D], and a tensor [T, D] for each of `taps`, in order.
+        Returns the output of the final norm [T, D], and a tensor for each of `taps`, in order: [T, D],
+        or [T, M * D] of a model with M residual streams, its final norm excepted.
         """
         num_rows = tokens_T.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
-        stream_TD, parts = self.embedding(tokens_T), None
         angles = window_angles = self._rope.at(positions_T)
         if self._window_rope is not None:
             window_angles = self._window_rope.at(positions_T)
+        of_layers = [angles if window is None else window_angles for window in self.spec.windows]
+        normed_TD, streams = self._run(tokens_T, of_layers, attend, taps)
+        streams[len(self._layers) + 1] = normed_TD
+        return normed_TD, [streams[tap] for tap in taps]
+
+    def _run(
+        self,
+        tokens_T: torch.Tensor,
+        of_layers: Sequence[Angles],
+        attend: Attend,
+        taps: Sequence[int],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Return the output of the final norm, and the residual stream after the layers in `taps`.
+
+        of_layers: the angles of each layer.
+        """
+        stream_TD, parts = self.embedding(tokens_T), None
         streams: dict[int, torch.Tensor] = {}
-        for depth, layer in enumerate(self._layers):
-            has_window = self.spec.windows[depth] is not None
-            before_TD, stream_TD, parts = layer(
-                stream_TD, parts, window_angles if has_window else angles, attend
-            )
+        for depth, (layer, angles) in enumerate(zip(self._layers, of_layers, strict=True)):
+            assert isinstance(layer, DecoderLayer)
+            before_TD, stream_TD, parts = layer(stream_TD, parts, angles, attend)
             if depth in taps:
                 streams[depth] = before_TD
         stream_TD, normed_TD = self._norm.add(stream_TD, parts)
-        streams |= {len(self._layers): stream_TD, len(self._layers) + 1: normed_TD}
-        return normed_TD, [streams[tap] for tap in taps]
+        return normed_TD, streams | {len(self._layers): stream_TD}
 
     def logits(self, hidden_RD: torch.Tensor, out_RV: torch.Tensor | None = None) -> torch.Tensor:
         """Return the float32 logits [R, V] of final hidden states [R, D].

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from eyas.layers.compressed_attention import CompressedSizes
 from eyas.layers.delta_net import DeltaSizes
 from eyas.layers.experts import ExpertSpec
 from eyas.layers.latent_attention import LatentSizes
@@ -31,6 +32,7 @@ class LayerSizes(Protocol):
     def latent(self) -> LatentSizes | None: ...
     def experts_of(self, layer: int) -> ExpertSpec | None: ...
     def state_of(self, layer: int) -> DeltaSizes | None: ...
+    def compressed_of(self, layer: int) -> CompressedSizes | None: ...
 
 
 def layer_products(
@@ -42,9 +44,9 @@ def layer_products(
     are float32, is not among them (`router_products`). input_size: width of the input of attention;
     None is the hidden size.
     """
-    state = spec.state_of(layer)
+    block = spec.state_of(layer) or spec.compressed_of(layer)
     attention = (
-        attention_products(spec, input_size) if state is None else state.products(spec.hidden_size)
+        attention_products(spec, input_size) if block is None else block.products(spec.hidden_size)
     )
     experts = spec.experts_of(layer)
     if experts is None:

@@ -20,9 +20,10 @@ from eyas.layers.row_order import RowOrder
 from eyas.models.checkpoint import Checkpoint, Kept
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
+from eyas.models.hyper_decoder import decoder_class
 from eyas.models.kv_scales import attention_modules, read_kv_scales
 from eyas.models.packing import Storage, decide, num_bytes
-from eyas.models.registry import family_of, ignored_tensors, read_spec
+from eyas.models.registry import checkpoint_names, ignored_tensors, read_spec
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import (
     Progress,
@@ -58,7 +59,8 @@ class ModelFiles:
         """Read the configuration and the headers of the files. ValueError: as `load_model`."""
         spec = read_spec(directory)
         checkpoint = Checkpoint.open(directory)
-        names = stored_names(checkpoint, family_of(spec.architecture).CHECKPOINT_NAMES)
+        found = checkpoint_names(spec.architecture, checkpoint.tensors)
+        names = stored_names(checkpoint, found)
         check_sizes(spec, checkpoint, names)
         if spec.tie_embeddings and has_own_head(checkpoint, names):
             log.warning(
@@ -67,7 +69,10 @@ class ModelFiles:
                 directory,
             )
             spec = replace(spec, tie_embeddings=False)
-        shapes = Decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1).parameters()
+        new_decoder = decoder_class(spec)
+        shapes = new_decoder(
+            spec, dtype=torch.bfloat16, device="meta", max_model_len=1
+        ).parameters()
         wanted = wanted_tensors(
             fused(shapes, names),
             checkpoint,
@@ -120,7 +125,7 @@ class ModelFiles:
                 f"; not applied: {', '.join(stored.ignored)}" if stored.ignored else "",
             )
         with torch.no_grad():
-            decoder = Decoder(
+            decoder = decoder_class(self.spec)(
                 self.spec,
                 dtype=dtype,
                 device=device,
@@ -162,5 +167,5 @@ def load_model(
 def read_head_weight(directory: Path | str, architecture: str) -> torch.Tensor:
     """Return the weight [V, D] of a checkpoint's own logits head, as stored, on the CPU."""
     checkpoint = Checkpoint.open(directory)
-    names = stored_names(checkpoint, family_of(architecture).CHECKPOINT_NAMES)
+    names = stored_names(checkpoint, checkpoint_names(architecture, checkpoint.tensors))
     return checkpoint.read_tensor(names["head.weight"])

@@ -9,6 +9,7 @@ To add a family, write one module with the members of `Family` and add a line to
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +38,7 @@ class Architecture:
 ARCHITECTURES = {
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2", "deepseek_v2"),
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", "deepseek_v3"),
+    "DeepseekV4ForCausalLM": Architecture("deepseek_v4", "deepseek_v4"),
     "Gemma3ForCausalLM": Architecture("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Architecture("gemma3", "gemma3", has_vision=True),
     "Glm4ForCausalLM": Architecture("glm4", "glm4"),
@@ -89,6 +91,18 @@ def supported_architectures() -> tuple[str, ...]:
 def family_of(architecture: str) -> Family:
     """Import and return the family module of a supported architecture."""
     return cast(Family, import_module(f"eyas.models.{ARCHITECTURES[architecture].family}"))
+
+
+def checkpoint_names(architecture: str, tensors: Container[str]) -> Mapping[str, str]:
+    """Return the names of a family's parameters in a checkpoint with these tensors.
+
+    They are CHECKPOINT_NAMES, or the family's PUBLISHED_NAMES if it has other names for the files of
+    the model's authors and the embedding is there under that name.
+    """
+    family = family_of(architecture)
+    published: Mapping[str, str] = getattr(family, "PUBLISHED_NAMES", {})
+    is_published = published.get("embedding.weight", "") in tensors
+    return published if is_published else family.CHECKPOINT_NAMES
 
 
 def ignored_tensors(architecture: str) -> re.Pattern[str] | None:

@@ -7,12 +7,14 @@ Does not know: how a family writes its configuration (`config_file` and the fami
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from eyas.cache.store import LayerStore, StateStore, Store
+from eyas.layers.compressed_attention import CompressedSizes
 from eyas.layers.delta_net import DeltaSizes
 from eyas.layers.experts import ExpertSpec
+from eyas.layers.hyper_connections import HyperSizes
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
 from eyas.models.config_file import ConfigFile
@@ -67,6 +69,8 @@ class ModelSpec:
     a stored row, and `rope` is of its rotated part alone. None is grouped-query attention.
     experts: the feed-forward block of `expert_layers`; the other layers have one of intermediate_size.
     state: the delta net of `state_layers`; the other layers have attention.
+    compressed: of each layer, the sizes of compressed attention; empty where layers have none. hyper:
+    the residual streams; None is one stream. table_layers: the layers whose experts a table names.
     """
 
     architecture: str
@@ -98,6 +102,9 @@ class ModelSpec:
     expert_layers: frozenset[int] = frozenset()
     state: DeltaSizes | None = None
     state_layers: frozenset[int] = frozenset()
+    compressed: tuple[CompressedSizes, ...] = ()
+    hyper: HyperSizes | None = None
+    table_layers: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         latent = self.latent
@@ -105,7 +112,14 @@ class ModelSpec:
 
     def experts_of(self, layer: int) -> ExpertSpec | None:
         """Return the experts of a layer; None where it has one feed-forward block."""
-        return self.experts if layer in self.expert_layers else None
+        experts = self.experts if layer in self.expert_layers else None
+        if experts is None or layer not in self.table_layers:
+            return experts
+        return replace(experts, has_correction=False, num_tokens=self.vocab_size)
+
+    def compressed_of(self, layer: int) -> CompressedSizes | None:
+        """Return the sizes of a layer's compressed attention; None where it has another kind."""
+        return self.compressed[layer] if self.compressed else None
 
     @property
     def has_output_gate(self) -> bool:
@@ -135,6 +149,9 @@ class ModelSpec:
         state = self.state_of(layer)
         if state is not None:
             return state.store
+        compressed = self.compressed_of(layer)
+        if compressed is not None:
+            return compressed.store
         return LayerStore(
             self.num_query_heads,
             self.num_kv_heads,
@@ -163,7 +180,8 @@ class ModelSpec:
     @property
     def head_shapes(self) -> tuple[tuple[int, int], ...]:
         """The distinct (output size, input size) of the products with float32 results."""
-        return (self.head_shape, *router_products(self, self.num_layers))
+        hyper = () if self.hyper is None else self.hyper.shapes(self.hidden_size)
+        return (self.head_shape, *router_products(self, self.num_layers), *hyper)
 
     @property
     def num_parameters(self) -> int:
@@ -172,14 +190,18 @@ class ModelSpec:
         num_norms = 2 * (self.traits.norms_input + self.traits.norms_output)
         layers = self.num_layers * num_norms * self.hidden_size
         for layer in range(self.num_layers):
-            state = self.state_of(layer)
+            block = self.state_of(layer) or self.compressed_of(layer)
             layers += (
                 self._num_attention_parameters
-                if state is None
-                else state.num_parameters(self.hidden_size)
+                if block is None
+                else block.num_parameters(self.hidden_size)
             )
-            block = feed_forward_shapes(self, layer, self.mlp_bias)
-            layers += sum(map(math.prod, block.values()))
+            shapes = feed_forward_shapes(self, layer, self.mlp_bias)
+            layers += sum(map(math.prod, shapes.values()))
+        if self.hyper is not None:
+            connection, collapse = self.hyper.shapes(self.hidden_size)
+            layers += self.num_layers * 2 * (math.prod(connection) + connection[0] + 3)
+            layers += math.prod(collapse) + collapse[0] + 1
         return embeddings + layers + self.hidden_size
 
     @property

@@ -14,7 +14,7 @@ bias; and MTP layers, which `heads.mtp` reads.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -170,7 +170,7 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
     """
     first_products = ("kv_a",) if spec.latent is not None else ("q", "qkv")
     parameters = [f"layers.{{layer}}.attention.{part}.weight" for part in first_products]
-    if spec.state is not None:  # not every layer has attention
+    if spec.state is not None or spec.compressed:  # not every layer has these projections
         parameters = ["layers.{layer}.attention_norm.weight"]
     query = next(names[parameter] for parameter in parameters if parameter in names)
     query_pattern = re.compile(re.escape(query).replace(r"\{layer\}", r"(\d+)"))
@@ -338,7 +338,9 @@ def wanted_tensors(
         if (match := _PACKED.search(parameter)) and blocks[0].dim() == 2:
             num_experts = len(blocks) // (2 if match[1] == "gate_up" else 1)
             shape = (num_experts, shape[0] // num_experts, *shape[1:])
-        check_tensor(checkpoint.tensors[name], shape)
+        is_integer = isinstance(blocks[0], torch.Tensor) and not blocks[0].is_floating_point()
+        types = ("I64", "I32") if is_integer else FLOAT_TYPES
+        check_tensor(checkpoint.tensors[name], shape, types)
     return wanted
 
 
@@ -455,18 +457,20 @@ def _hint(names: list[str], checkpoint: Checkpoint) -> str:
     return ", or correct tie_word_embeddings in config.json" if names == ["lm_head.weight"] else ""
 
 
-def check_tensor(stored: StoredTensor, expected: tuple[int, ...]) -> None:
-    """Refuse a tensor of another shape, or one that is not stored as floating-point numbers."""
+def check_tensor(
+    stored: StoredTensor, expected: tuple[int, ...], types: Sequence[str] = FLOAT_TYPES
+) -> None:
+    """Refuse a tensor of another shape, or one that is not stored as one of `types`."""
     if stored.shape != expected:
         raise ValueError(
             f"{stored.file}: tensor {stored.name!r} has shape {list(stored.shape)}, expected "
             f"{list(expected)}; config.json and weights are of different models"
         )
-    if stored.dtype not in FLOAT_TYPES:
+    if stored.dtype not in types:
         raise ValueError(
             f"{stored.file}: tensor {stored.name!r} is stored as {stored.dtype}, and config.json has "
             "no quantization_config that says how to read it; take both files from a checkpoint of a "
-            f"supported format, or from an unquantised one ({', '.join(FLOAT_TYPES)})"
+            f"supported format, or from an unquantised one ({', '.join(types)})"
         )
 
 

@@ -22,17 +22,20 @@ import torch.nn.functional as F
 from eyas.ops.dispatch import Operation
 from eyas.ops.row_functions import sigmoid
 
-Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "clamped_silu"]
 """clamped_swiglu is gpt-oss's: the gate is at most LIMIT and is multiplied by the sigmoid of itself
-times ALPHA; the other half is kept within LIMIT of 0, and 1 is added to it."""
+times ALPHA; the other half is kept within LIMIT of 0, and 1 is added to it. clamped_silu is
+DeepSeek-V4's: both are clamped likewise, to SILU_LIMIT, and nothing else differs from silu."""
 SERIAL_ELEMENTS: dict[Activation, int] = {
     "silu": 32768,
     "gelu_tanh": 2048,
     "clamped_swiglu": 32768,
+    "clamped_silu": 32768,
 }
 """torch runs these CPU kernels on one thread up to so many elements (their grain sizes)."""
 ALPHA = 1.702
 LIMIT = 7.0
+SILU_LIMIT = 10.0
 
 
 @Operation
@@ -62,7 +65,10 @@ def _gated_serial(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Te
     gate_TF, up_TF = gate_up_T2F.chunk(2, -1)
     if activation == "clamped_swiglu":
         return _clamped_swiglu(gate_TF, up_TF)
-    if activation == "silu":
+    if activation == "clamped_silu":
+        gate_TF.clamp_(max=SILU_LIMIT)
+        up_TF.clamp_(-SILU_LIMIT, SILU_LIMIT)
+    if activation in ("silu", "clamped_silu"):
         return F.silu(gate_TF).mul_(up_TF)
     return F.gelu(gate_TF, approximate="tanh").mul_(up_TF)
 

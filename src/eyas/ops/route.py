@@ -16,9 +16,9 @@ import torch
 
 from eyas.ops.add_norm import summed
 from eyas.ops.dispatch import Operation
-from eyas.ops.row_functions import sigmoid
+from eyas.ops.row_functions import sigmoid, softplus, sqrt
 
-Scoring = Literal["softmax", "sigmoid"]
+Scoring = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +47,22 @@ def route(
     bias_E: torch.Tensor | None,
     correction_E: torch.Tensor | None,
     routing: Routing,
+    fixed_TK: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the chosen experts int32 [T, K], best first, and their weights float32 [T, K].
 
     logits: float32 [T, E], or parts [Z, T, E] of their sum. bias_E: float32, added to the logits.
-    correction_E: float32, added to the scores for the choice, not for the weights.
+    correction_E: float32, added to the scores for the choice, not for the weights. fixed_TK: the
+    experts of each row, where scores only weigh them.
     """
     logits_TE = summed(logits)
     if bias_E is not None:
         logits_TE = logits_TE + bias_E
-    is_softmax = routing.scoring == "softmax"
-    scores_TE = logits_TE.softmax(1) if is_softmax else sigmoid(logits_TE)
+    scores_TE = _scores(logits_TE, routing.scoring)
     choice_TE = scores_TE if correction_E is None else scores_TE + correction_E
     if routing.num_groups > 1:
         choice_TE = choice_TE.masked_fill(~_in_chosen_groups(choice_TE, routing), -torch.inf)
-    experts_TK = _best(choice_TE, routing.num_chosen)
+    experts_TK = _best(choice_TE, routing.num_chosen) if fixed_TK is None else fixed_TK.long()
     weights_TK = scores_TE.gather(1, experts_TK)
     if routing.normalizes:
         total_T1 = weights_TK[:, :1]
@@ -77,7 +78,10 @@ def _by_kernel(
     bias_E: torch.Tensor | None,
     correction_E: torch.Tensor | None,
     routing: Routing,
+    fixed_TK: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if fixed_TK is not None or routing.scoring == "sqrtsoftplus":
+        return route.by_torch(logits, bias_E, correction_E, routing, fixed_TK)
     from eyas.kernels.route import route as launch
 
     return launch(
@@ -93,6 +97,12 @@ def _by_kernel(
         group_size_scored=routing.group_size_scored,
         pdl=logits.is_cuda,
     )
+
+
+def _scores(logits_TE: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    if scoring == "softmax":
+        return logits_TE.softmax(1)
+    return sigmoid(logits_TE) if scoring == "sigmoid" else sqrt(softplus(logits_TE))
 
 
 def _best(scores_TE: torch.Tensor, count: int) -> torch.Tensor:

@@ -35,6 +35,10 @@ def softplus(x_LX: torch.Tensor) -> torch.Tensor:
     return _by_row(torch.ops.aten.softplus.out, x_LX)
 
 
+def sqrt(x_LX: torch.Tensor) -> torch.Tensor:
+    return _by_row(torch.ops.aten.sqrt.out, x_LX)
+
+
 def rsqrt(x_LX: torch.Tensor) -> torch.Tensor:
     return _by_row(torch.ops.aten.rsqrt.out, x_LX)
 

@@ -291,6 +291,11 @@ def _check_fit(
     is_eagle3: bool,
 ) -> None:
     directory = config.path.parent
+    if target.hyper is not None:
+        raise ValueError(
+            f"{directory} cannot draft for {target.architecture}: which of its "
+            f"{target.hyper.num_streams} residual streams a head reads is not known; draft by n-grams"
+        )
     if target_hidden_size != target.hidden_size:
         raise ValueError(
             f"{directory} reads hidden states of size {target_hidden_size}, the model's have "

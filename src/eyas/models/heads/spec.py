@@ -106,6 +106,10 @@ class HeadSpec:
         """A head's layers have attention."""
         return None
 
+    def compressed_of(self, layer: int) -> None:
+        """A head's layers have plain or latent attention."""
+        return None
+
     @property
     def has_output_gate(self) -> bool:
         """Whether the output of attention is gated."""

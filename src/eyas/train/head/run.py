@@ -75,6 +75,11 @@ def train_head(
     device = open_device(DeviceConfig(device=config.device)).device
     directory = locate_model(config.model, None, config.offline)
     target_spec = read_spec(directory)
+    if target_spec.hyper is not None:
+        raise ValueError(
+            f"model: {target_spec.architecture} has {target_spec.hyper.num_streams} residual streams, "
+            "and which of them a head reads is not known; train a head for another model"
+        )
     spec = head_spec(config, target_spec)
     if claim_directory(config, digests):
         log(f"done: {config.output / REPORT_FILE} exists; delete it to train again")

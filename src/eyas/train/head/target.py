@@ -21,6 +21,7 @@ from eyas.attention.base import KVDestination
 from eyas.cache.store import LayerStore, Store
 from eyas.models import Decoder
 from eyas.models.load import read_head_weight
+from eyas.ops.compress import Compression
 from eyas.ops.delta_rule import DeltaRule, delta_rule
 from eyas.ops.state_lines import Lines, state_lines
 
@@ -75,6 +76,16 @@ class PaddedAttend:
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=store.scale, enable_gqa=True
         )
         return out.transpose(1, 2).flatten(0, 1)
+
+    def compress(
+        self,
+        layer: int,
+        inputs_TX: Tensor,
+        q_TNH: Tensor,
+        sinks_N: Tensor | None,
+        compression: Compression,
+    ) -> Tensor:
+        raise AssertionError("no head is trained for a model with compressed attention")
 
     def recur(self, layer: int, inputs_TX: Tensor, rule: DeltaRule) -> Tensor:
         """Run each text from its first place on."""

@@ -1,0 +1,227 @@
+"""DeepSeek-V4's attention: a window of keys that are values too, and compressed entries before it.
+
+Promises: a row's bits depend on that row and its own path alone, for row counts that the row order
+allows. Queries come from a small latent; all query heads share one key head, whose numbers are the
+values as well, so that the output is turned back by its row's angle; heads leave in groups, each
+through a small latent of its own.
+Does not know: caches, masks, trees (its `Attend` does), checkpoints.
+
+Legend: T rows, I input features, N query heads, H head dim, J index heads, X numbers of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from eyas.attention.base import Attend
+from eyas.cache.store import CompressedStore, LayerStore
+from eyas.kernels.packed import Weight
+from eyas.layers.head_linear import HeadLinear
+from eyas.layers.linear import Linear
+from eyas.layers.norm import RMSNorm
+from eyas.layers.row_order import RowOrder
+from eyas.ops.add_norm import normalized
+from eyas.ops.compress import Compression, Pooling, rotate_pairs
+from eyas.ops.rotate_and_store import Angles, finite
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedSizes:
+    """The sizes of one layer's attention.
+
+    query_rank: of the latent of queries. window: latest positions whose keys are seen. num_groups,
+    group_rank: groups of heads on the way out, and the size of each one's latent. rate: positions of a
+    compressed entry; 0 where the layer has none. overlaps: an entry is made of the group before, too.
+    num_index_heads, index_dim, num_chosen: of the indexer, and how many entries it chooses for a query;
+    0 without one.
+    """
+
+    num_heads: int
+    head_dim: int
+    query_rank: int
+    window: int
+    num_groups: int
+    group_rank: int
+    rate: int = 0
+    overlaps: bool = False
+    num_index_heads: int = 0
+    index_dim: int = 0
+    num_chosen: int = 0
+
+    @property
+    def store(self) -> LayerStore:
+        """What the layer stores for a token."""
+        heads, dim = self.num_heads, self.head_dim
+        if not self.rate:
+            return LayerStore(heads, 1, dim, self.window, value_dim=dim)
+        return CompressedStore(
+            heads,
+            1,
+            dim,
+            local_window=self.window,
+            rate=self.rate,
+            overlaps=self.overlaps,
+            index_dim=self.index_dim,
+            num_chosen=self.num_chosen,
+        )
+
+    @property
+    def entry_parts(self) -> dict[str, int]:
+        """Return the outputs of the product over the input."""
+        parts = {"q_a": self.query_rank, "kv": self.head_dim}
+        series = 1 + self.overlaps
+        if self.rate:
+            width = series * self.head_dim
+            parts |= {"compressor.kv": width, "compressor.gate": width}
+        if self.index_dim:
+            width = series * self.index_dim
+            parts |= {"indexer.kv": width, "indexer.gate": width}
+            parts["indexer.weights"] = self.num_index_heads
+        return parts
+
+    @property
+    def query_parts(self) -> dict[str, int]:
+        """Return the outputs of the product over the latent of queries."""
+        parts = {"q_b": self.num_heads * self.head_dim}
+        if self.index_dim:
+            parts["indexer.q"] = self.num_index_heads * self.index_dim
+        return parts
+
+    @property
+    def _group_width(self) -> int:
+        return self.num_heads * self.head_dim // self.num_groups
+
+    def products(self, hidden_size: int) -> tuple[tuple[int, int], ...]:
+        """Return (output size, input size) of the matrix products as they run."""
+        return (
+            (sum(self.entry_parts.values()), hidden_size),
+            (sum(self.query_parts.values()), self.query_rank),
+            *[(self.group_rank, self._group_width)] * self.num_groups,
+            (hidden_size, self.num_groups * self.group_rank),
+        )
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of `CompressedAttention.parameters`."""
+        latent = self.num_groups * self.group_rank
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{part}.weight": (size, hidden_size) for part, size in self.entry_parts.items()
+        }
+        shapes |= {
+            f"{part}.weight": (size, self.query_rank) for part, size in self.query_parts.items()
+        }
+        shapes["q_a_norm.weight"] = (self.query_rank,)
+        shapes["kv_norm.weight"] = (self.head_dim,)
+        shapes["o_a.weight"] = (latent, self._group_width)
+        shapes["o_b.weight"] = (hidden_size, latent)
+        shapes["sinks"] = (self.num_heads,)
+        for name, width in (("compressor", self.head_dim), ("indexer", self.index_dim)):
+            if self.rate and width:
+                shapes[f"{name}.position_bias"] = (self.rate, (1 + self.overlaps) * width)
+                shapes[f"{name}.norm.weight"] = (width,)
+        return shapes
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return sum(map(math.prod, self.parameter_shapes(hidden_size).values()))
+
+
+class CompressedAttention:
+    """The attention of one layer. epsilon: of all of its norms."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        sizes: CompressedSizes,
+        epsilon: float,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: RowOrder,
+    ) -> None:
+        def linear(num_in: int, parts: dict[str, int]) -> Linear:
+            return Linear(num_in, parts, dtype=dtype, device=device, order=order)
+
+        def norm(size: int) -> RMSNorm:
+            return RMSNorm(size, epsilon, dtype=dtype, device=device)
+
+        self._sizes, self._epsilon, self._order = sizes, epsilon, order
+        shapes = sizes.parameter_shapes(hidden_size)
+        self._entry = linear(hidden_size, sizes.entry_parts)
+        self._queries = linear(sizes.query_rank, sizes.query_parts)
+        self._o_a_XI = torch.empty(shapes["o_a.weight"], dtype=dtype, device=device)
+        self._o_b = linear(sizes.num_groups * sizes.group_rank, {"o_b": hidden_size})
+        self._q_norm, self._kv_norm = norm(sizes.query_rank), norm(sizes.head_dim)
+        self._sinks_N = torch.empty(sizes.num_heads, dtype=torch.float32, device=device)
+        self._pooling: dict[str, tuple[torch.Tensor, RMSNorm]] = {}
+        for name, width in (("compressor", sizes.head_dim), ("indexer", sizes.index_dim)):
+            if sizes.rate and width:
+                shape = shapes[f"{name}.position_bias"]
+                bias = torch.empty(shape, dtype=torch.float32, device=device)
+                self._pooling[name] = bias, norm(width)
+
+    def parameters(self) -> dict[str, Weight]:
+        found: dict[str, Weight] = (
+            self._entry.parameters() | self._queries.parameters() | self._o_b.parameters()
+        )
+        found["o_a.weight"] = self._o_a_XI
+        found["q_a_norm.weight"] = self._q_norm.parameter()
+        found["kv_norm.weight"] = self._kv_norm.parameter()
+        found["sinks"] = self._sinks_N
+        for name, (bias, norm) in self._pooling.items():
+            found[f"{name}.position_bias"] = bias
+            found[f"{name}.norm.weight"] = norm.parameter()
+        return found
+
+    def seal(self) -> None:
+        """Prepare the filled weights for running."""
+        groups_GXI = self._o_a_XI.unflatten(0, (self._sizes.num_groups, -1))
+        self._o_a = HeadLinear(groups_GXI, order=self._order)
+        self._o_a_XI = torch.empty(0)
+        for product in (self._entry, self._queries, self._o_b):
+            product.seal()
+
+    def __call__(
+        self, layer: int, x_TI: torch.Tensor, angles: Angles, attend: Attend
+    ) -> torch.Tensor:
+        """Return the parts of the block's output (`Linear.parts`) for an input [T, I]."""
+        sizes = self._sizes
+        projected = self._entry(x_TI).split(list(sizes.entry_parts.values()), dim=1)
+        by_name = dict(zip(sizes.entry_parts, projected, strict=True))
+        latent = self._queries(self._q_norm(by_name["q_a"]))
+        widths = list(sizes.query_parts.values())
+        cosine, sine = angles.rows()
+        heads = latent.split(widths, dim=1)
+        q_TNH = normalized(heads[0].unflatten(1, (sizes.num_heads, -1)), None, self._epsilon)
+        q_TNH = rotate_pairs(q_TNH, cosine, sine)
+        kv_T1H = rotate_pairs(self._kv_norm(by_name["kv"]).unsqueeze(1), cosine, sine)
+        if not sizes.rate:
+            destination = attend.destination(layer)
+            destination.keys_SGH.index_copy_(0, destination.slots_T, finite(kv_T1H))
+            out_TNH = attend(layer, q_TNH, self._sinks_N)
+        else:
+            names = ("compressor.kv", "compressor.gate", "indexer.kv", "indexer.gate")
+            inputs = [by_name[name] for name in names if name in by_name]
+            index_q = None
+            if sizes.index_dim:
+                index_q = heads[1].unflatten(1, (sizes.num_index_heads, -1))
+                index_q = rotate_pairs(index_q, cosine, sine)
+            compression = Compression(
+                self._pooled("compressor"),
+                angles,
+                self._pooled("indexer") if sizes.index_dim else None,
+                index_q,
+                by_name.get("indexer.weights"),
+            )
+            inputs_TX = torch.cat([kv_T1H.squeeze(1), *inputs], 1)
+            out_TNH = attend.compress(layer, inputs_TX, q_TNH, self._sinks_N, compression)
+        out_TNH = rotate_pairs(out_TNH, cosine, sine, backwards=True)
+        grouped_TGX = out_TNH.flatten(1).unflatten(1, (sizes.num_groups, -1))
+        latent_TGX = x_TI.new_empty((len(x_TI), sizes.num_groups, sizes.group_rank))
+        self._o_a(grouped_TGX, latent_TGX)
+        return self._o_b.parts(latent_TGX.flatten(1))
+
+    def _pooled(self, name: str) -> Pooling:
+        bias, norm = self._pooling[name]
+        return Pooling(bias, norm.weight, self._epsilon)

@@ -1,0 +1,164 @@
+"""The decoder of models whose residual stream is several streams (`layers.hyper_connections`).
+
+Promises: as `decoder`.
+Does not know: sequences, trees, slots, checkpoints.
+
+Legend: T rows, M streams, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from eyas.attention.base import Attend
+from eyas.kernels.packed import Weight
+from eyas.layers.compressed_attention import CompressedAttention
+from eyas.layers.experts import MixtureOfExperts
+from eyas.layers.hyper_connections import Collapse, HyperConnection
+from eyas.layers.layouts import Layouts
+from eyas.layers.norm import RMSNorm
+from eyas.layers.row_order import RowOrder
+from eyas.models.decoder import Decoder
+from eyas.models.spec import ModelSpec
+from eyas.ops.add_norm import summed
+from eyas.ops.rotate_and_store import Angles
+
+
+class HyperLayer:
+    """Attention and experts, each between a way out of the streams and a way back.
+
+    index: of the layer; `attend` gets it.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        index: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: RowOrder,
+    ) -> None:
+        hidden, epsilon = spec.hidden_size, spec.norm_epsilon
+        sizes, experts = spec.compressed_of(index), spec.experts_of(index)
+        assert spec.hyper is not None and sizes is not None and experts is not None
+        self._index = index
+        self._attention_connection, self._mlp_connection = (
+            HyperConnection(spec.hyper, hidden, epsilon, dtype=dtype, device=device, order=order)
+            for _ in range(2)
+        )
+        self._attention_norm, self._mlp_norm = (
+            RMSNorm(hidden, epsilon, dtype=dtype, device=device) for _ in range(2)
+        )
+        self._attention = CompressedAttention(
+            hidden, sizes, epsilon, dtype=dtype, device=device, order=order
+        )
+        self._mlp = MixtureOfExperts(
+            hidden,
+            experts,
+            dtype=dtype,
+            device=device,
+            order=order,
+            activation=spec.traits.activation,
+        )
+
+    def parameters(self) -> dict[str, Weight]:
+        """Return the tensors to fill, by name within the layer."""
+        found: dict[str, Weight] = {
+            "attention_norm.weight": self._attention_norm.parameter(),
+            "mlp_norm.weight": self._mlp_norm.parameter(),
+        }
+        for name, part in (
+            ("attention_connection", self._attention_connection),
+            ("mlp_connection", self._mlp_connection),
+            ("attention", self._attention),
+            ("mlp", self._mlp),
+        ):
+            found |= {f"{name}.{key}": view for key, view in part.parameters().items()}
+        return found
+
+    def seal(self) -> None:
+        """Prepare the filled weights for running."""
+        for part in (
+            self._attention_connection,
+            self._mlp_connection,
+            self._attention,
+            self._mlp,
+        ):
+            part.seal()
+
+    def __call__(
+        self,
+        streams_TMD: torch.Tensor,
+        tokens_T: torch.Tensor,
+        angles: Angles,
+        attend: Attend,
+    ) -> torch.Tensor:
+        """Return the streams [T, M, D] after the layer. tokens_T: ids of the rows' tokens."""
+        input_TD, raw_TX = self._attention_connection.enter(streams_TMD)
+        attended = self._attention(self._index, self._attention_norm(input_TD), angles, attend)
+        out_TD = summed(attended).to(streams_TMD.dtype)
+        streams_TMD = self._attention_connection.leave(streams_TMD, raw_TX, out_TD)
+        input_TD, raw_TX = self._mlp_connection.enter(streams_TMD)
+        parts = self._mlp(self._mlp_norm(input_TD), tokens_T)
+        out_TD = summed(parts).to(streams_TMD.dtype)
+        return self._mlp_connection.leave(streams_TMD, raw_TX, out_TD)
+
+
+class HyperDecoder(Decoder):
+    """A model of `HyperLayer`s: every stream starts as the embedding; at the end they are summed."""
+
+    def _new_layers(self, layouts: Layouts) -> Sequence[HyperLayer]:
+        spec = self.spec
+        assert spec.hyper is not None and not layouts, "weights stay packed on a device alone"
+        self._collapse = Collapse(
+            spec.hyper,
+            spec.hidden_size,
+            spec.norm_epsilon,
+            num_weights=spec.hyper.num_streams,
+            num_scales=1,
+            dtype=self.dtype,
+            device=self.device,
+            order=self.order,
+        )
+        return [
+            HyperLayer(spec, index, dtype=self.dtype, device=self.device, order=self.order)
+            for index in range(spec.num_layers)
+        ]
+
+    def parameters(self) -> dict[str, list[Weight]]:
+        found = super().parameters()
+        for name, view in self._collapse.parameters().items():
+            found[f"collapse.{name}"] = [view]
+        return found
+
+    def seal(self) -> None:
+        super().seal()
+        self._collapse.seal()
+
+    def _run(
+        self,
+        tokens_T: torch.Tensor,
+        of_layers: Sequence[Angles],
+        attend: Attend,
+        taps: Sequence[int],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        assert self.spec.hyper is not None
+        streams_TMD = self.embedding(tokens_T).unsqueeze(1)
+        streams_TMD = streams_TMD.repeat(1, self.spec.hyper.num_streams, 1)
+        tapped: dict[int, torch.Tensor] = {}
+        layers = cast(Sequence[HyperLayer], self._layers)
+        for depth, (layer, angles) in enumerate(zip(layers, of_layers, strict=True)):
+            if depth in taps:
+                tapped[depth] = streams_TMD.flatten(1)
+            streams_TMD = layer(streams_TMD, tokens_T, angles, attend)
+        tapped[len(layers)] = streams_TMD.flatten(1)
+        return self._norm(self._collapse(streams_TMD)[0]), tapped
+
+
+def decoder_class(spec: ModelSpec) -> type[Decoder]:
+    """Return the class that runs a model."""
+    return Decoder if spec.hyper is None else HyperDecoder
