@@ -21,6 +21,7 @@ from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.metrics import Metrics
 from eyas.server.options import ServerOptions
+from eyas.server.response_store import ResponseStore
 from eyas.server.text_processor import TextProcessor, model_directory
 from eyas.server.thread_pool import MAX_WAITING, FairThreadPool
 
@@ -39,6 +40,11 @@ class Service:
         self.parse_pool = FairThreadPool(options.text_timeout_seconds, num_threads=1)
         self.encode_pool = ThreadPoolExecutor(1, thread_name_prefix="eyas-write")
         self.metrics = Metrics(client.health, self.names[0], options.metrics_names)
+        self.response_store = ResponseStore(
+            options.response_store_bytes,
+            options.response_store_count,
+            options.response_store_seconds,
+        )
         self.is_draining = False
         self.started_at = int(time.time())
         self._text_processor: TextProcessor | None = None
