@@ -44,7 +44,6 @@ INPUTS: list[Any] = [
         [[]],
         [None],
         ["x"],
-        "",
         [{}],
         [{"type": []}],
         [{"type": "item_reference", "id": "x"}],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from eyas.core import RequestError
 from eyas.server.request_models import FunctionCall, Message, RefusalPart, ToolCall
@@ -78,7 +79,7 @@ class _Answer:
         self._path = path
         self._content_path = path
         self._reasoning: list[str] = []
-        self._content: str | list[dict[str, str]] | None = None
+        self._content: Any = None
         self._calls: list[ToolCall] = []
 
     def can_have(self, item: MessageItem | FunctionCallItem | ReasoningItem) -> bool:
@@ -125,7 +126,7 @@ def _other_message(item: MessageItem | FunctionCallOutputItem, path: str) -> Pla
     return PlacedMessage(message, path, f"{path}.output")
 
 
-def _content(content: InputContent) -> str | list[dict[str, str]]:
+def _content(content: InputContent) -> Any:
     """Return content as plain data, which `Message` validates."""
     if isinstance(content, str):
         return content

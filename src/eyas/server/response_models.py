@@ -260,7 +260,7 @@ class ResponseBody(SamplingFields):
     """The body of /v1/responses: the fields of OpenAI's API, and those of sampling and constraints that
     all routes share."""
 
-    n: Literal[1] | None = None
+    n: Annotated[int, Field(ge=1, le=1)] | None = None
     model: Name | None = None
     input: Input
     instructions: str | None = None

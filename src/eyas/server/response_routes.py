@@ -131,7 +131,12 @@ class ResponseRoutes:
 
 def _continued(prepared: PreparedResponse, items: list[dict[str, Any]]) -> bytes:
     """Return the conversation with the answer, whose items are read as those of an input."""
-    written = msgspec.json.decode(msgspec.json.encode(items))
-    answer = placed_messages(_ITEMS.validate_python(written), "output")
+    answer = placed_messages(_ITEMS.validate_python(list(map(_without_logprobs, items))), "output")
     messages = [*prepared.conversation, *(placed.message for placed in answer)]
     return encode_conversation(messages)
+
+
+def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    if item["type"] != "message":
+        return item
+    return {**item, "content": [{**part, "logprobs": None} for part in item["content"]]}
