@@ -545,7 +545,8 @@ def errors_table() -> str:
     """Return the table of error codes, by status."""
     lines = ["| code | status | what it means | what to do |", "|---|---|---|---|"]
     for code in sorted(Code, key=lambda each: each.status):
-        lines.append(f"| `{code.word}` | {code.status} | {code.meaning} | {code.remedy} |")
+        name = f'<a id="{code.word}"></a>`{code.word}`'
+        lines.append(f"| {name} | {code.status} | {code.meaning} | {code.remedy} |")
     return "\n".join(lines)
 
 

@@ -129,7 +129,7 @@ def streamed(answer_format: ChatFormat, deltas: Sequence[Delta]) -> dict[str, An
             entries += [bytes(raw) for raw in (choice["logprobs"] or {}).get("content", [])]
             parts[name] = (text + (choice["delta"].get(name) or ""), entries)
             scored += [bytes(raw) for raw in (choice["logprobs"] or {}).get("content", [])]
-    return {**parts, "scored": scored, "usage": answer_format.usage_chunk({})["usage"]}
+    return {**parts, "scored": scored, "usage": answer_format.ending({})[0]["usage"]}
 
 
 def cuts(num_tokens: int) -> st.SearchStrategy[list[int]]:

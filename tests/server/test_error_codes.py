@@ -76,13 +76,22 @@ CASES = [
     Case(Code.HOST_NOT_ALLOWED, PROMPT, headers={"host": "evil.example"}),
     Case(Code.ORIGIN_NOT_ALLOWED, PROMPT, headers=PAGE),
     Case(Code.ROUTE_NOT_FOUND, PROMPT, "/v1/nothing"),
+    Case(Code.ROUTE_NOT_SUPPORTED, {"input": "x"}, "/v1/embeddings"),
+    Case(Code.ROUTE_NOT_SUPPORTED, path="/v1/files/file-1/content", method="GET"),
+    Case(Code.RESPONSE_NOT_FOUND, path="/v1/responses/resp_1", method="GET"),
+    Case(Code.RESPONSE_NOT_FOUND, path="/v1/responses/resp_1", method="DELETE"),
+    Case(
+        Code.PREVIOUS_RESPONSE_NOT_FOUND,
+        {"input": "x", "previous_response_id": "resp_1"},
+        "/v1/responses",
+    ),
     Case(Code.MODEL_NOT_FOUND, {**PROMPT, "model": "other"}),
     Case(Code.METHOD_NOT_ALLOWED, PROMPT, "/v1/models"),
     Case(
         Code.METHOD_NOT_ALLOWED,
         path=TEXT,
         method="OPTIONS",
-        headers={**PAGE, "access-control-request-method": "DELETE"},
+        headers={**PAGE, "access-control-request-method": "PUT"},
         options={"cors_origins": ("http://evil.example",)},
     ),
     Case(Code.BODY_TOO_LARGE, {"prompt": "x" * 3000}, options={"max_body_bytes": 2000}),
@@ -132,8 +141,9 @@ CASES.append(ENGINE_STARTS)
 
 def checked(status: int, body: Any, code: Code) -> None:
     error = body["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "excerpt", "docs"}
     assert (error["code"], status) == (code.word, code.status)
+    assert error["docs"].endswith(f"/docs/errors.md#{code.word}")
     assert error["message"] and "secret detail" not in error["message"]
 
 
@@ -244,6 +254,12 @@ def test_an_error_of_the_server_itself_has_a_code(directory: Path, case: Callabl
 def test_every_code_is_met_here():
     met = {case.code for case in CASES} | {Code.of(case.__name__) for case in OTHERS}
     assert met == set(Code)
+
+
+def test_every_code_is_explained_where_errors_say():
+    page = (ROOT / "docs" / "errors.md").read_text()
+    for code in Code:
+        assert f'<a id="{code.word}"></a>`{code.word}`' in page
 
 
 def test_codes_are_plain_words_that_say_what_to_do():

@@ -38,7 +38,7 @@ def refused(answer: bytes, status: int) -> dict[str, str]:
     assert head.startswith(b"HTTP/1.1 %d " % status), answer[:300]
     assert b"\r\nx-request-id: " in head and b"\r\nconnection: close" in head.lower()
     error = json.loads(body)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "excerpt", "docs"}
     return error
 
 

@@ -7,6 +7,7 @@ import re
 
 import httpx
 
+from eyas.server.errors import DOCS
 from tests.server.fakes import FakeClient
 
 USER = [{"role": "user", "content": "x"}]
@@ -179,7 +180,8 @@ def test_an_error(http: httpx.Client, fake: FakeClient):
     assert response.headers["content-type"] == "application/json"
     assert response.text == (
         '{"error":{"message":"suffix: is not a field of this request",'
-        '"type":"invalid_request_error","param":"suffix","code":"unknown_parameter"}}'
+        '"type":"invalid_request_error","param":"suffix","code":"unknown_parameter",'
+        f'"excerpt":"\\"x\\"","docs":"{DOCS}#unknown_parameter"}}}}'
     )
 
 
@@ -191,5 +193,6 @@ def test_a_stream_that_fails(http: httpx.Client, fake: FakeClient):
     assert golden(response.text) == (
         text_chunk('{"index":0,"text":"Paris","logprobs":null,"finish_reason":null}')
         + 'data: {"error":{"message":"a fake error","type":"server_error","param":null,'
-        '"code":"engine_error"}}\n\ndata: [DONE]\n\n'
+        f'"code":"engine_error","excerpt":null,"docs":"{DOCS}#engine_error"}}}}\n\n'
+        + "data: [DONE]\n\n"
     )

@@ -12,7 +12,7 @@ from tests.server.fakes import FakeClient
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
-ALL_PATHS = (CHAT, TEXT, "/generate", "/tokenize", "/detokenize")
+ALL_PATHS = (CHAT, TEXT, "/generate", "/tokenize", "/detokenize", "/v1/responses")
 USER = [{"role": "user", "content": "x"}]
 
 
@@ -24,6 +24,10 @@ def text(**fields: Any) -> tuple[str, bytes]:
     return TEXT, json.dumps({"model": "tiny", "prompt": "x", **fields}).encode()
 
 
+def respond(**fields: Any) -> tuple[str, bytes]:
+    return "/v1/responses", json.dumps({"model": "tiny", "input": "x", **fields}).encode()
+
+
 def messages(*values: Any) -> tuple[str, bytes]:
     return chat(messages=list(values))
 
@@ -32,6 +36,31 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 NAMES_G = {"type": "function", "function": {"name": "g"}}
 HUGE = 10**400
 NESTED = '{"a":' * 50_000
+INPUTS: list[Any] = [
+    *(
+        5,
+        {},
+        [],
+        [[]],
+        [None],
+        ["x"],
+        [{}],
+        [{"type": []}],
+        [{"type": "item_reference", "id": "x"}],
+    ),
+    [{"role": "user"}],
+    [{"role": "user", "content": None}],
+    [{"role": "user", "content": [{"type": "input_text"}]}],
+    [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}],
+    [{"role": "user", "content": "x", "type": "message", "x": 1}],
+    [{"type": "function_call", "call_id": "x", "name": "f"}],
+    [{"type": "function_call", "call_id": "x", "name": "f" * 999, "arguments": "{}"}],
+    [{"type": "function_call_output", "call_id": "x", "output": {"a": 1}}],
+    [{"type": "function_call_output", "call_id": 5, "output": "x"}],
+    [{"type": "reasoning", "content": [{"type": "summary"}]}],
+    [{"role": "user", "content": "x"}] * 4097,
+    "x " * 100_000,
+]
 FIELDS: dict[str, list[Any]] = {
     "model": [1, [], {}, True, "other", "x" * 5000, "../../etc/passwd", "tiny\n", ""],
     "stream": [1, "true", [], "yes"],
@@ -327,6 +356,8 @@ def corpus() -> list[tuple[str, bytes]]:
     found = [
         entry for entry in found if b'"stream_options": {"include_usage": true}' not in entry[1]
     ] + [chat(stream_options={"include_usage": True})]
+    found += [respond(**{name: value}) for name, values in FIELDS.items() for value in values]
+    found += [respond(input=value) for value in INPUTS]
     found += [text(**{name: value}) for name, values in FIELDS.items() for value in values]
     found += [chat(**{name: value}) for name, values in CHAT_FIELDS.items() for value in values]
     found += [text(**{name: value}) for name, values in TEXT_FIELDS.items() for value in values]
@@ -390,7 +421,7 @@ def test_every_hostile_body_is_a_refusal_in_the_right_shape(http: httpx.Client, 
         shown = (path, body[:300], response.status_code, response.text[:300])
         assert 400 <= response.status_code < 500, shown
         error = response.json()["error"]
-        assert set(error) == {"message", "type", "param", "code"}, shown
+        assert set(error) == {"message", "type", "param", "code", "excerpt", "docs"}, shown
         assert error["message"] and "Traceback" not in error["message"], shown
         assert "Error(" not in error["message"] and len(error["message"]) < 1000, shown
     assert http.get("/ready").status_code == 200

@@ -218,13 +218,13 @@ def test_a_browsers_question_is_answered(for_pages: LiveServer) -> None:
         assert response.status_code == 200
         said = response.headers
         assert said["access-control-allow-origin"] == PAGE
-        assert said["access-control-allow-methods"] == "GET, POST"
+        assert said["access-control-allow-methods"] == "GET, POST, DELETE"
         assert said["access-control-allow-headers"] == "authorization,content-type,x-stainless-os"
         assert int(said["access-control-max-age"]) >= 60
         assert "Origin" in said["vary"] and said["x-request-id"]
         assert "access-control-allow-credentials" not in said
     refused(question(for_pages.url, OTHER), 403, "origin_not_allowed")
-    other_method = question(for_pages.url, PAGE, "DELETE")
+    other_method = question(for_pages.url, PAGE, "PUT")
     assert other_method.status_code == 405
     assert other_method.json()["error"]["code"] == "method_not_allowed"
     assert other_method.headers["access-control-allow-origin"] == PAGE

@@ -20,7 +20,7 @@ def error_of(http: httpx.Client, path: str, body: Any) -> dict[str, Any]:
     response = http.post(path, content=content)
     assert response.status_code == 400, response.text[:500]
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "excerpt", "docs"}
     return error
 
 
@@ -194,7 +194,14 @@ def test_a_bug_of_ours_is_an_error_in_the_right_shape(
         assert response.status_code == 500
         assert response.headers["content-type"] == "application/json"
         assert response.headers["x-request-id"] == "mine"
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert set(response.json()["error"]) == {
+            "message",
+            "type",
+            "param",
+            "code",
+            "excerpt",
+            "docs",
+        }
         assert response.json()["error"]["type"] == "server_error"
         assert "secret" not in response.text
     assert until(lambda: caplog.text.count("request mine failed") == 2)

@@ -46,6 +46,8 @@ OPTION_OF_SETTING = {
     "otlp_traces_endpoint": "--otlp-traces-endpoint",
     "max_queued": "--max-waiting",
     "max_body_bytes": "--max-body-bytes",
+    "response_store_bytes": "--response-store",
+    "stream_granularity": "--stream-granularity",
     "drain_seconds": "--drain-timeout",
     "stall_seconds": "--stall-timeout",
     "start_wait_seconds": "--start-wait",

@@ -60,6 +60,13 @@ class MetricsNames(StrEnum):
     sglang = "sglang"
 
 
+class StreamGranularity(StrEnum):
+    """How streams are cut into events."""
+
+    step = "step"
+    token = "token"
+
+
 @flattened
 def serve(
     *,
@@ -165,6 +172,26 @@ def serve(
             rich_help_panel=SERVER_PANEL,
         ),
     ] = 8 * 1024 * 1024,
+    response_store: Annotated[
+        int,
+        typer.Option(
+            "--response-store",
+            min=0,
+            max=2**20,
+            help="MiB of memory for the responses of /v1/responses that can be read and continued; 0 "
+            "stores none.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = 64,
+    stream_granularity: Annotated[
+        StreamGranularity,
+        typer.Option(
+            "--stream-granularity",
+            help="How streams are cut into events: one per step, or one per token, so that the number "
+            "of events does not tell how many drafted tokens were accepted. A request may choose.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = StreamGranularity.step,
     max_logprobs: Annotated[
         int,
         typer.Option(
@@ -348,6 +375,8 @@ def serve(
         otlp_traces_endpoint=endpoint,
         allow_no_key=allow_no_key,
         start_wait_seconds=start_wait,
+        response_store_bytes=response_store * 2**20,
+        stream_granularity=stream_granularity.value,
     )
     raise typer.Exit(run_server(engine, server_options))
 

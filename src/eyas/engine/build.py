@@ -152,8 +152,8 @@ def load(
     if resolve_kv_dtype(config.cache.dtype, dtype, hardware.device) != dtype:
         if spec.compressed:
             raise ValueError(
-                f"cache.dtype: {spec.architecture} has compressed attention, whose cache has the model's "
-                "format; leave the option out"
+                f"cache.dtype: {spec.architecture} has compressed attention, whose cache has the "
+                "model's format; leave the option out"
             )
         kv_scales = files.kv_scales()
         draft_kv_scales = read_draft_scales(drafting, spec)

@@ -8,7 +8,9 @@ prompt, `tools` and `constraints` define what the output must be, `sampling` how
 each delta `chat_format` makes chunks, in which `choice_segmenter` has separated reasoning, content
 and tool calls, and `sse` writes the chunks as events. Without `stream`, `answer` collects the deltas
 (`formats.ChoiceOutput`) and `chat_format` makes one object of them. The other two routes differ in
-`completions` and `generate`, each of which makes requests and formats answers.
+`completions` and `generate`, each of which makes requests and formats answers. `/v1/responses`
+(`response_routes`) is a chat in another form: `responses` and `response_input` convert its request to
+that of a chat, `response_format` and `response_items` write its answer, and `response_store` keeps it.
 
 Promises: imports neither torch nor the engine; every field that is accepted works, and every other
 field is a 400 that names it; a client always gets an answer.

@@ -21,18 +21,19 @@ from eyas.core import Delta, Request, RequestError, Usage
 from eyas.server import errors
 from eyas.server.client import EngineOverloaded, EngineUnavailable
 from eyas.server.codes import Code
+from eyas.server.error_context import ErrorContext
 from eyas.server.errors import ApiError
 from eyas.server.formats import AnswerFormat, ChoiceOutput, num_cached_tokens, usage_object
+from eyas.server.options import StreamGranularity
 from eyas.server.record import AnswerRecord, RequestRecord
 from eyas.server.service import Service
 from eyas.server.sse import (
-    DONE_EVENT,
     ChunkedJsonResponse,
     ClientDisconnected,
     EventStreamResponse,
-    encode_event,
     unless_disconnected,
 )
+from eyas.server.token_texts import TokenTexts, split_by_token
 
 log = logging.getLogger("eyas.server")
 
@@ -44,7 +45,8 @@ SMALL_VALUES = 1000
 class Answer:
     """The answer to one HTTP request. It has n choices for each prompt.
 
-    with_drafts: usage includes statistics of the drafts.
+    error_context: explains errors of this request. with_drafts: usage includes statistics of the
+    drafts. granularity: how a stream is cut into events; None is the server's setting.
     """
 
     def __init__(
@@ -53,14 +55,18 @@ class Answer:
         answer_id: str,
         requests: list[Request],
         answer_format: AnswerFormat,
+        error_context: ErrorContext,
         *,
         with_drafts: bool = False,
+        granularity: StreamGranularity | None = None,
     ) -> None:
         self._service = service
         self._id = answer_id
         self._requests = requests
         self._format = answer_format
+        self._errors = error_context
         self._with_drafts = with_drafts
+        self._granularity = granularity or service.options.stream_granularity
         self._num_per_prompt = requests[0].params.n
         self._num_choices = len(requests) * self._num_per_prompt
         self._usages: list[list[Usage | None]] = [[None] * self._num_per_prompt for _ in requests]
@@ -74,7 +80,7 @@ class Answer:
         self._ending = "left"
         """What is reported of choices without a finish reason."""
 
-    async def respond(self, http: HttpRequest, *, streams: bool, includes_usage: bool) -> Response:
+    async def respond(self, http: HttpRequest, *, streams: bool) -> Response:
         """Return the HTTP response. ApiError if the engine refuses the request or fails."""
         self._request_record, self._is_streamed = http.state.record, streams
         for request in self._requests:
@@ -83,21 +89,19 @@ class Answer:
             raise errors.too_many_choices(self._num_choices, self._service.options.max_queued_each)
         if self._format.repeats or not streams:
             self._check_size()
-        source = self._deltas()
+        by_token = streams and self._granularity == "token"
+        source = self._deltas_by_token() if by_token else self._deltas()
         self._service.add_answer(self._id, [request.id for request in self._requests])
         is_streaming = False
         try:
             if streams:
-                first = await unless_disconnected(http.receive, _first_delta(source))
+                first = await unless_disconnected(http.receive, self._first_delta(source))
                 is_streaming = True
-                return EventStreamResponse(
-                    self._events(first, source, includes_usage),
-                    lambda: self._close(source),
-                )
+                return EventStreamResponse(self._events(first, source), lambda: self._close(source))
             return await unless_disconnected(http.receive, self._whole(source))
         except RequestError as error:
             self._ending = "refused"
-            raise ApiError.of(error) from error
+            raise self._errors.explained(error) from error
         except EngineOverloaded as error:
             self._ending = "refused"
             raise ApiError(Code.QUEUE_FULL) from error
@@ -117,7 +121,7 @@ class Answer:
         choices = [ChoiceOutput(choice_index) for choice_index in range(self._num_choices)]
         async for choice_index, delta in source:
             if error := _error_of(delta):
-                raise error
+                raise self._errors.explained(error)
             choices[choice_index].add(delta)
 
         def encode() -> bytes:
@@ -153,15 +157,20 @@ class Answer:
         self,
         first: tuple[int, Delta] | None,
         source: AsyncGenerator[tuple[int, Delta], None],
-        includes_usage: bool,
     ) -> AsyncGenerator[bytes, None]:
         failures: list[ApiError] = []
 
+        def events(chunks: list[dict[str, Any]]) -> bytes:
+            return b"".join(map(self._format.encode, chunks))
+
+        def failure(error: ApiError) -> bytes:
+            return events(self._format.failure(error)) + self._format.end_of_stream
+
         def encode(choice_index: int, delta: Delta) -> bytes:
             if error := _error_of(delta):
-                failures.append(error)
+                failures.append(self._errors.explained(error))
                 return b""
-            return b"".join(map(encode_event, self._format.chunks(choice_index, delta)))
+            return events(self._format.chunks(choice_index, delta))
 
         try:
             if first is not None:
@@ -170,20 +179,39 @@ class Answer:
                 if data := encode(choice_index, delta):
                     yield data
             if failures:
-                yield encode_event(failures[0].body())
-            elif includes_usage:
-                yield encode_event(self._format.usage_chunk(self._usage()))
-            yield DONE_EVENT
+                yield failure(failures[0])
+            else:
+                yield events(self._format.ending(self._usage())) + self._format.end_of_stream
         except (RequestError, EngineUnavailable):
             self._ending = "unavailable"
-            yield encode_event(ApiError(Code.ANSWER_ENDED).body()) + DONE_EVENT
+            yield failure(ApiError(Code.ANSWER_ENDED))
         except Exception:
             self._ending = "failed"
             log.exception("answer %s failed", self._id, extra=self._extra)
-            yield encode_event(ApiError(Code.INTERNAL_ERROR).body()) + DONE_EVENT
+            yield failure(ApiError(Code.INTERNAL_ERROR))
 
     def _usage(self) -> dict[str, Any]:
         return usage_object(self._usages, with_drafts=self._with_drafts)
+
+    async def _first_delta(
+        self, source: AsyncIterator[tuple[int, Delta]]
+    ) -> tuple[int, Delta] | None:
+        """Return the first delta. ApiError if it reports a failure."""
+        async for choice_index, delta in source:
+            if error := _error_of(delta):
+                raise self._errors.explained(error)
+            return choice_index, delta
+        return None
+
+    async def _deltas_by_token(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """Yield the deltas of all requests, each of them with one token."""
+        tokenizer = self._service.text_processor.tokenizer
+        skips = self._requests[0].params.skip_special_tokens
+        texts = [TokenTexts(tokenizer, skip_special=skips) for _ in range(self._num_choices)]
+        async with contextlib.aclosing(self._deltas()) as deltas:
+            async for choice_index, delta in deltas:
+                for part in split_by_token(delta, texts[choice_index]):
+                    yield choice_index, part
 
     async def _deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """Yield the deltas of all requests with the index of their choice, as they arrive."""
@@ -300,15 +328,6 @@ class Answer:
         return (
             {} if self._request_record is None else {"request_id": self._request_record.request_id}
         )
-
-
-async def _first_delta(source: AsyncIterator[tuple[int, Delta]]) -> tuple[int, Delta] | None:
-    """Return the first delta. ApiError if it reports a failure."""
-    async for choice_index, delta in source:
-        if error := _error_of(delta):
-            raise error
-        return choice_index, delta
-    return None
 
 
 def _error_of(delta: Delta) -> ApiError | None:

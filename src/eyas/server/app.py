@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,15 +21,16 @@ from starlette.types import ASGIApp
 from eyas.core import RequestError
 from eyas.server import errors, server_info
 from eyas.server.answer import Answer
-from eyas.server.body import Body, BodyMemoryLimit, parse_off_event_loop, read_body
 from eyas.server.chat import prepare_chat
 from eyas.server.chat_format import ChatFormat
 from eyas.server.codes import Code
 from eyas.server.completions import CompletionFormat, completion_requests
+from eyas.server.error_context import ErrorContext
 from eyas.server.errors import ApiError
 from eyas.server.formats import token_text
 from eyas.server.generate import GenerateFormat, generate_requests
 from eyas.server.middleware import ServerMiddleware, refusal
+from eyas.server.missing_routes import no_such_route
 from eyas.server.request_models import (
     ChatBody,
     CompletionBody,
@@ -37,23 +38,23 @@ from eyas.server.request_models import (
     GenerateBody,
     TokenizeBody,
 )
+from eyas.server.request_reader import RequestReader
+from eyas.server.response_routes import ResponseRoutes
 from eyas.server.sampling import includes_usage
 from eyas.server.service import Service
-from eyas.server.sse import ClientDisconnected, unless_disconnected
+from eyas.server.sse import ClientDisconnected
 from eyas.server.template_inputs import template_messages, template_options, template_tools
 from eyas.server.text_processor import TextProcessor
 from eyas.text import require_tokenizer
 
-Result = TypeVar("Result")
 Handler = Callable[[HttpRequest], Awaitable[Response]]
-
-MAX_LARGE_BODIES = 32
-"""How many bodies of the largest size may be in memory at once."""
 
 
 def create_app(service: Service) -> ASGIApp:
     """Create the ASGI application of one server."""
-    routes = _Routes(service)
+    reader = RequestReader(service)
+    routes = _Routes(service, reader)
+    responses = ResponseRoutes(service, reader)
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/health", routes.health),
         ("GET", "/livez", routes.health),
@@ -71,6 +72,9 @@ def create_app(service: Service) -> ASGIApp:
         ("GET", "/v1/loads", routes.loads),
         ("POST", "/v1/chat/completions", routes.chat),
         ("POST", "/v1/completions", routes.completions),
+        ("POST", "/v1/responses", responses.create),
+        ("GET", "/v1/responses/{id}", responses.retrieve),
+        ("DELETE", "/v1/responses/{id}", responses.delete),
         ("POST", "/generate", routes.generate),
         ("POST", "/tokenize", routes.tokenize),
         ("POST", "/detokenize", routes.detokenize),
@@ -109,9 +113,9 @@ def _json_response(value: Any) -> Response:
 class _Routes:
     """The handlers of all routes. Those that SGLang's routers use have its new and its old names."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, reader: RequestReader) -> None:
         self._service = service
-        self._bodies = BodyMemoryLimit(MAX_LARGE_BODIES * service.options.max_body_bytes)
+        self._reader = reader
 
     async def health(self, http: HttpRequest) -> Response:
         """Whether the HTTP process runs, whatever the state of the engine."""
@@ -166,60 +170,71 @@ class _Routes:
         return _json_response(server_info.loads(self._service))
 
     async def chat(self, http: HttpRequest) -> Response:
-        body, processor = await self._read_body(http, ChatBody)
+        body, processor = await self._reader.read(http, ChatBody)
         answer_id = f"chatcmpl-{secrets.token_hex(12)}"
         salt = self._service.cache_salt(body.cache_salt, http)
-        chat = await self._prepare(http, lambda: prepare_chat(body, processor, answer_id, salt))
-        with_usage = includes_usage(body)
+        errors_of_body = ErrorContext(body)
+        with errors_of_body.explains():
+            chat = await self._reader.prepare(
+                http, lambda: prepare_chat(body, processor, answer_id, salt)
+            )
         tokenizer = require_tokenizer(processor.tokenizer, "messages")
-        answer_format = ChatFormat(
-            tokenizer, answer_id, body.model or self._service.names[0], chat, with_usage
-        )
+        name = body.model or self._service.names[0]
         answer = Answer(
             self._service,
             answer_id,
             [chat.request],
-            answer_format,
+            ChatFormat(tokenizer, answer_id, name, chat, includes_usage(body)),
+            errors_of_body,
             with_drafts=bool(body.return_draft_details),
+            granularity=body.stream_granularity,
         )
-        return await answer.respond(http, streams=bool(body.stream), includes_usage=with_usage)
+        return await answer.respond(http, streams=bool(body.stream))
 
     async def completions(self, http: HttpRequest) -> Response:
-        body, processor = await self._read_body(http, CompletionBody)
+        body, processor = await self._reader.read(http, CompletionBody)
         answer_id = f"cmpl-{secrets.token_hex(12)}"
         salt = self._service.cache_salt(body.cache_salt, http)
-        requests = await self._prepare(
-            http, lambda: completion_requests(body, processor, answer_id, salt)
-        )
-        with_usage = includes_usage(body)
-        answer_format = CompletionFormat(
-            processor.tokenizer, answer_id, body.model or self._service.names[0], requests, body
-        )
+        errors_of_body = ErrorContext(body)
+        with errors_of_body.explains():
+            requests = await self._reader.prepare(
+                http, lambda: completion_requests(body, processor, answer_id, salt)
+            )
+        name = body.model or self._service.names[0]
         answer = Answer(
             self._service,
             answer_id,
             requests,
-            answer_format,
+            CompletionFormat(processor.tokenizer, answer_id, name, requests, body),
+            errors_of_body,
             with_drafts=bool(body.return_draft_details),
+            granularity=body.stream_granularity,
         )
-        return await answer.respond(http, streams=bool(body.stream), includes_usage=with_usage)
+        return await answer.respond(http, streams=bool(body.stream))
 
     async def generate(self, http: HttpRequest) -> Response:
-        body, processor = await self._read_body(http, GenerateBody)
+        body, processor = await self._reader.read(http, GenerateBody)
         answer_id = secrets.token_hex(16)
         salt = self._service.cache_salt(body.cache_salt, http)
-        requests = await self._prepare(
-            http, lambda: generate_requests(body, processor, answer_id, salt)
+        errors_of_body = ErrorContext(body)
+        with errors_of_body.explains():
+            requests = await self._reader.prepare(
+                http, lambda: generate_requests(body, processor, answer_id, salt)
+            )
+        answer = Answer(
+            self._service,
+            answer_id,
+            requests,
+            GenerateFormat(processor.tokenizer, answer_id, requests, body, processor.eos_token_ids),
+            errors_of_body,
+            granularity=body.stream_granularity,
         )
-        answer_format = GenerateFormat(
-            processor.tokenizer, answer_id, requests, body, processor.eos_token_ids
-        )
-        answer = Answer(self._service, answer_id, requests, answer_format)
-        return await answer.respond(http, streams=bool(body.stream), includes_usage=False)
+        return await answer.respond(http, streams=bool(body.stream))
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        body, processor = await self._read_body(http, TokenizeBody)
-        ids = await self._prepare(http, lambda: _tokenize(body, processor))
+        body, processor = await self._reader.read(http, TokenizeBody)
+        with ErrorContext(body).explains():
+            ids = await self._reader.prepare(http, lambda: _tokenize(body, processor))
         result: dict[str, Any] = {
             "count": len(ids),
             "max_model_len": processor.max_model_len,
@@ -230,42 +245,21 @@ class _Routes:
         return _json_response(result)
 
     async def detokenize(self, http: HttpRequest) -> Response:
-        body, processor = await self._read_body(http, DetokenizeBody)
-        if len(body.tokens) > processor.max_model_len:
-            raise errors.too_long(str(len(body.tokens)), processor.max_model_len, "tokens")
-        if body.tokens and max(body.tokens) >= processor.vocab_size:
-            raise ApiError(
-                Code.INVALID_VALUE,
-                f"tokens: holds ids beyond the vocabulary of {processor.vocab_size}",
-                param="tokens",
-            )
-        tokenizer = require_tokenizer(processor.tokenizer, "tokens")
-        text = await self._prepare(http, lambda: tokenizer.decode(body.tokens, skip_special=False))
+        body, processor = await self._reader.read(http, DetokenizeBody)
+        with ErrorContext(body).explains():
+            text = await self._reader.prepare(http, lambda: _detokenize(body, processor))
         return _json_response({"prompt": text})
 
-    async def _read_body(self, http: HttpRequest, kind: type[Body]) -> tuple[Body, TextProcessor]:
-        """Read and validate the body. Return it with the text processor.
 
-        Errors in the body take precedence over errors about the engine's state.
-        """
-        options, client = self._service.options, self._service.client_of(http)
-        with self._bodies.share() as share:
-            seconds = options.read_timeout_seconds
-            data = await read_body(http, options.max_body_bytes, seconds, share)
-            http.state.body_size = len(data)
-            body = await parse_off_event_loop(data, kind, self._service.parse_pool, client)
-            model = getattr(body, "model", None)
-            self._service.check_model(model)
-            http.state.record.model = model or self._service.names[0]
-            if self._service.is_starting:
-                await unless_disconnected(http.receive, self._service.wait_for_start(client))
-        self._service.check_open()
-        return body, self._service.text_processor
-
-    async def _prepare(self, http: HttpRequest, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`, run in a thread when it is this client's turn."""
-        client = self._service.client_of(http)
-        return await self._service.prepare_pool.run(work, client, http.state.body_size)
+def _detokenize(body: DetokenizeBody, processor: TextProcessor) -> str:
+    if len(body.tokens) > processor.max_model_len:
+        raise errors.too_long(str(len(body.tokens)), processor.max_model_len, "tokens")
+    if body.tokens and max(body.tokens) >= processor.vocab_size:
+        raise RequestError(
+            f"tokens: holds ids beyond the vocabulary of {processor.vocab_size}", param="tokens"
+        )
+    tokenizer = require_tokenizer(processor.tokenizer, "tokens")
+    return tokenizer.decode(body.tokens, skip_special=False)
 
 
 def _tokenize(body: TokenizeBody, processor: TextProcessor) -> list[int]:
@@ -309,11 +303,11 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     assert error.status_code in (404, 405), error.status_code  # the router raises no others
     if error.status_code == 404:
-        message = f"there is no route {http.method} {http.url.path[:200]!r}"
-        response = refusal(http.scope, ApiError(Code.ROUTE_NOT_FOUND, message))
+        failure = no_such_route(http.method, http.url.path)
     else:
         message = f"this route does not take {http.method[:20]}"
-        response = refusal(http.scope, ApiError(Code.METHOD_NOT_ALLOWED, message))
+        failure = ApiError(Code.METHOD_NOT_ALLOWED, message)
+    response = refusal(http.scope, failure)
     response.headers.update(error.headers or {})
     return response
 

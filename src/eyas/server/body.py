@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
+from eyas.server.excerpts import excerpt_at
 from eyas.server.fields import FORMS
 from eyas.server.json_text import JsonPath, json_object, path_text
 from eyas.server.thread_pool import FairThreadPool
@@ -46,7 +47,7 @@ _UNSUPPORTED = {
 }
 
 _PLAIN_TEXTS = frozenset(
-    {"content", "text", "refusal", "reasoning_content", "reasoning", "arguments"}
+    {"content", "text", "refusal", "reasoning_content", "reasoning", "arguments", "output"}
 )
 """Fields of messages whose strings are only read by the model."""
 
@@ -57,6 +58,8 @@ _OBJECTS = {
     "structured_outputs": '{"regex": "..."}',
     "stream_options": '{"include_usage": true}',
     "sampling_params": '{"max_new_tokens": 16}',
+    "reasoning": '{"effort": "low"}',
+    "text": '{"format": {"type": "json_object"}}',
 }
 """Examples of fields that clients often send in a wrong form, such as the type alone."""
 
@@ -183,11 +186,16 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     value = json_object(body, is_plain_text=_is_plain_text)
     for name, remedy in _UNSUPPORTED.items():
         if value.get(name) is not None and name not in kind.model_fields:
-            raise ApiError(Code.UNSUPPORTED_PARAMETER, f"{name}: {remedy}", param=name)
+            raise ApiError(
+                Code.UNSUPPORTED_PARAMETER,
+                f"{name}: {remedy}",
+                param=name,
+                excerpt=excerpt_at(value, name),
+            )
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _field_error(error) from error
+        raise _field_error(error, value) from error
     except RecursionError as error:
         raise ApiError(Code.BODY_TOO_COMPLEX, "the body is nested too deep") from error
 
@@ -196,16 +204,18 @@ def _is_plain_text(path: JsonPath) -> bool:
     """Whether the string at this path is only read by the model."""
     if path[0] in ("prompt", "text"):
         return True
-    return path[0] in ("messages", "prediction") and not _PLAIN_TEXTS.isdisjoint(path[1:])
+    if path[0] in ("instructions", "input") and len(path) == 1:
+        return True
+    return path[0] in ("messages", "prediction", "input") and not _PLAIN_TEXTS.isdisjoint(path[1:])
 
 
-def _field_error(error: ValidationError) -> ApiError:
+def _field_error(error: ValidationError, body: dict[str, Any]) -> ApiError:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     path = path_text([step for step in first["loc"] if step not in FORMS])
+    excerpt = excerpt_at(body, path)
     if first["type"] == "extra_forbidden":
-        return ApiError(
-            Code.UNKNOWN_PARAMETER, f"{path}: is not a field of this request", param=path
-        )
+        message = f"{path}: is not a field of this request"
+        return ApiError(Code.UNKNOWN_PARAMETER, message, param=path, excerpt=excerpt)
     if first["type"] == "missing":
         return ApiError(Code.MISSING_REQUIRED_PARAMETER, f"{path}: is required", param=path)
     message = first["msg"].removeprefix("Value error, ")
@@ -216,4 +226,4 @@ def _field_error(error: ValidationError) -> ApiError:
     elif first["type"] == "list_type":
         message = "must be a list"
     code = Code.INVALID_TYPE if first["type"].endswith("_type") else Code.INVALID_VALUE
-    return ApiError(code, f"{path}: {message}", param=path)
+    return ApiError(code, f"{path}: {message}", param=path, excerpt=excerpt)

@@ -7,14 +7,13 @@ model writes reasoning and tool calls, JSON, HTTP.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from eyas.core import Mark
 from eyas.dialect import Event, Segmenter
-from eyas.text import Detokenizer
+from eyas.server.token_texts import TokenTexts
 
 
 class CountedEvent(NamedTuple):
@@ -26,19 +25,15 @@ class CountedEvent(NamedTuple):
 
 
 class ChoiceSegmenter:
-    """Splits one choice, token by token. Text that arrives before its token is kept until the token
-    arrives; this happens where the end of a token may begin a stop string.
+    """Splits one choice, token by token.
 
     num_reasoning_tokens: a token counts as reasoning if the next event is reasoning. So the marker that
     opens reasoning counts, and the marker that closes it does not.
     """
 
-    def __init__(self, segmenter: Segmenter, detokenizer: Detokenizer) -> None:
-        """detokenizer: a new one with the settings of the one that made the text."""
+    def __init__(self, segmenter: Segmenter, texts: TokenTexts) -> None:
         self._segmenter = segmenter
-        self._detokenizer = detokenizer
-        self._text = ""
-        self._marks: deque[Mark] = deque()
+        self._texts = texts
         self._lengths: list[int] = []
         """Characters of each token since the last event."""
         self.num_reasoning_tokens = 0
@@ -48,27 +43,16 @@ class ChoiceSegmenter:
         self, text: str, token_ids: Sequence[int], marks: Sequence[Mark]
     ) -> list[CountedEvent]:
         """Add a delta. Return the events that are now complete, in order."""
-        self._text += text
-        self._marks.extend(marks)
         counted: list[CountedEvent] = []
-        begin = 0
-        for token_id in token_ids:
-            end = begin + len(self._detokenizer.push(token_id))
-            part = self._text[begin:end]  # shorter if a stop string has cut off the text
-            token_marks: list[Mark] = []
-            if self._marks and self._marks[0].token_id == token_id:
-                token_marks.append(Mark(0, token_id, self._marks.popleft().length))
-            begin += len(part)
-            self._lengths.append(len(part))
-            counted += self._with_token_counts(self._segmenter.push(part, token_marks))
-        self._text = self._text[begin:]
+        for token in self._texts.push(text, token_ids, marks):
+            self._lengths.append(len(token.text))
+            counted += self._with_token_counts(self._segmenter.push(token.text, token.marks))
         return counted
 
     def finish(self) -> list[CountedEvent]:
         """Return the remaining events at the end of the stream, with the text of an incomplete
         character."""
-        events = self._segmenter.push(self._text) + self._segmenter.finish()
-        self._text = ""
+        events = self._segmenter.push(self._texts.finish()) + self._segmenter.finish()
         return self._with_token_counts(events)
 
     def _with_token_counts(self, events: list[Event]) -> list[CountedEvent]:

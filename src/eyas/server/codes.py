@@ -112,7 +112,23 @@ class Code(Enum):
         "web pages of this origin may not use the server",
         "start it with --cors-origin to let them",
     )
+    PREVIOUS_RESPONSE_NOT_FOUND = (
+        400,
+        "no response with this id is stored",
+        "send the whole conversation as input",
+    )
     ROUTE_NOT_FOUND = (404, "there is no such route", "correct the path of the URL")
+    ROUTE_NOT_SUPPORTED = (
+        404,
+        "this part of the API is not served here",
+        "use a server that has it, or what the message suggests",
+    )
+    RESPONSE_NOT_FOUND = (
+        404,
+        "no response with this id is stored: it was not sent with this key, was not stored, was "
+        "deleted or has made room for later ones",
+        "create it again",
+    )
     MODEL_NOT_FOUND = (
         404,
         "another model is served",

@@ -16,6 +16,7 @@ from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
 from eyas.server.constraints import constrained_output, constraint_of
 from eyas.server.fields import prompts_in
 from eyas.server.formats import (
+    AnswerFormat,
     ChoiceOutput,
     ending_fields,
     finite,
@@ -68,15 +69,12 @@ def _decode(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> str:
     return "" if tokenizer is None else tokenizer.decode(prompt, skip_special=False)
 
 
-class CompletionFormat:
+class CompletionFormat(AnswerFormat):
     """Formats one answer as text completion objects.
 
     The log-probabilities of a prompt are in its first choice; those of an echoed prompt in each of its
     choices.
     """
-
-    logprobs_param = "logprobs"
-    repeats = False
 
     def __init__(
         self,
@@ -120,8 +118,8 @@ class CompletionFormat:
             chunks.append(last)
         return chunks
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head, "choices": [], "usage": usage}
+    def ending(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{**self._head, "choices": [], "usage": usage}] if self._with_usage else []
 
     def response(self, choices: list[ChoiceOutput], usage: dict[str, Any]) -> dict[str, Any]:
         return {

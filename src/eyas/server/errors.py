@@ -1,7 +1,8 @@
 """The errors that clients get, in OpenAI's shape.
 
 Promises: messages are written here, in `eyas.server.codes` or in a `RequestError`; none is the repr
-of an exception. Every error has a body with a remedy. Does not know: routes.
+of an exception. Every error has a body with a remedy, a code and the address of its explanation.
+Does not know: routes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 RETRY_SECONDS = 1
+DOCS = "https://github.com/eyas-engine/eyas/blob/main/docs/errors.md"
 
 MAX_MESSAGE_CHARS = 800
 MAX_PARAM_CHARS = 200
@@ -38,8 +40,9 @@ MAX_PARAM_CHARS = 200
 class ApiError(Exception):
     """An error that becomes the response. Long messages and params are cut.
 
-    code: the kind of error; determines the status. message: by default the code's own. retry_after:
-    seconds, sent with 429 and 503.
+    code: the kind of error; determines the status. message: by default the code's own. param: the path
+    of the field at fault in the body. excerpt: the beginning of that field's value as JSON
+    (`eyas.server.excerpts`). retry_after: seconds, sent with 429 and 503.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class ApiError(Exception):
         message: str | None = None,
         *,
         param: str | None = None,
+        excerpt: str | None = None,
         retry_after: float = RETRY_SECONDS,
     ) -> None:
         self.code = code
@@ -55,6 +59,7 @@ class ApiError(Exception):
         self.message = _shorten(message or code.message, MAX_MESSAGE_CHARS)
         super().__init__(self.message)
         self.param = None if param is None else _shorten(param, MAX_PARAM_CHARS)
+        self.excerpt = excerpt
         self.retry_after = retry_after if self.status in (429, 503) else None
 
     @classmethod
@@ -69,6 +74,8 @@ class ApiError(Exception):
                 "type": _TYPES[self.status],
                 "param": self.param,
                 "code": self.code.word,
+                "excerpt": self.excerpt,
+                "docs": f"{DOCS}#{self.code.word}",
             }
         }
 

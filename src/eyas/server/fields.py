@@ -6,7 +6,7 @@ has several forms, the error is about the form that was sent. Does not know: whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Annotated, Any, ClassVar
 
@@ -29,7 +29,11 @@ MAX_PATTERN_CHARS = 65_536
 MAX_GRAMMAR_CHARS = 1_048_576
 MAX_CONSTRAINT_CHOICES = 10_000
 FORMS = frozenset(
-    {"a text", "a list", "an object", "of texts", "of ids", "of lists", "a text part", "a refusal"}
+    {
+        *("a text", "a list", "an object", "of texts", "of ids", "of lists"),
+        *("a text part", "a refusal", "a function tool"),
+        *("a message item", "a call item", "a result item", "a reasoning item"),
+    }
 )
 """The tags of the members of unions. pydantic includes them in the location of an error."""
 
@@ -104,6 +108,11 @@ def by_type_field(tags: dict[str, str], message: str) -> Discriminator:
         type_name = value.get("type") if isinstance(value, dict) else None
         return tags.get(type_name) if isinstance(type_name, str) else None
 
+    return Discriminator(tag_of, custom_error_type="form", custom_error_message=message)
+
+
+def by_tag(tag_of: Callable[[Any], str | None], message: str) -> Discriminator:
+    """Return a discriminator by a function. message: what the value must be if it has no tag."""
     return Discriminator(tag_of, custom_error_type="form", custom_error_message=message)
 
 

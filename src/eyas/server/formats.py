@@ -1,4 +1,4 @@
-"""What the formats of all routes share: their protocol, a choice's collected output, usage and
+"""What the formats of all routes share: their base class, a choice's collected output, usage and
 logprobs.
 
 Promises: plain dicts in OpenAI's shape. Does not know: HTTP, where deltas come from.
@@ -6,15 +6,19 @@ Promises: plain dicts in OpenAI's shape. Does not know: HTTP, where deltas come 
 
 from __future__ import annotations
 
+import secrets
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from eyas.core import Delta, Mark, TokenLogprob, Usage
+from eyas.server.errors import ApiError
+from eyas.server.sse import DONE_EVENT, encode_event
 from eyas.text import Tokenizer
 
 
@@ -71,29 +75,38 @@ def shift_marks(marks: Sequence[Mark], num_chars: int) -> list[Mark]:
     return [Mark(mark.offset + num_chars, mark.token_id, mark.length) for mark in marks]
 
 
-class AnswerFormat(Protocol):
-    """Formats an answer: as chunks of a stream, or as one object.
+class AnswerFormat(ABC):
+    """Formats an answer: as the events of a stream, or as one object.
 
     logprobs_param: the field that requests log-probabilities. prompt_copies: how many of a prompt's
-    choices include the prompt's log-probabilities. repeats: each chunk contains the whole output so
-    far.
+    choices include the prompt's log-probabilities. repeats: each event contains the whole output so
+    far. end_of_stream: what follows the last event.
     """
 
-    logprobs_param: str
-    prompt_copies: int
-    repeats: bool
+    logprobs_param: str = "logprobs"
+    prompt_copies: int = 1
+    repeats: bool = False
+    end_of_stream: bytes = DONE_EVENT
 
+    @abstractmethod
     def chunks(self, choice_index: int, delta: Delta) -> list[dict[str, Any]]:
         """Return the objects of a stream for one delta of a choice."""
-        ...
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """Return the last object of a stream whose request asks for usage."""
-        ...
+    @abstractmethod
+    def ending(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the last objects of a stream whose choices have all finished."""
 
+    @abstractmethod
     def response(self, choices: list[ChoiceOutput], usage: dict[str, Any]) -> Any:
         """Return the answer as one object."""
-        ...
+
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        """Return the last objects of a stream that ends with an error."""
+        return [error.body()]
+
+    def encode(self, chunk: dict[str, Any]) -> bytes:
+        """Return one object of a stream as an event."""
+        return encode_event(chunk)
 
 
 def to_raw_json(value: Any) -> msgspec.Raw:
@@ -201,3 +214,18 @@ def token_entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str
         "logprob": finite(logprob),
         "bytes": list(tokenizer.token_bytes(token_id)),
     }
+
+
+def logprob_entries(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list[msgspec.Raw]:
+    """Return tokens with their alternatives as chat completions write them."""
+    written = []
+    for entry in entries:
+        token = token_entry(tokenizer, entry.token_id, entry.logprob)
+        token["top_logprobs"] = [token_entry(tokenizer, *pair) for pair in entry.top]
+        written.append(to_raw_json(token))
+    return written
+
+
+def new_call_id() -> str:
+    """Return an id for a tool call."""
+    return f"call_{secrets.token_hex(12)}"

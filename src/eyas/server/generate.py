@@ -17,7 +17,7 @@ from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
 from eyas.peers.sampling import DEFAULT_MAX_TOKENS, NAMES, SHARED, errors_with_sglang_names
 from eyas.server.constraints import constrained_output, constraint_of
 from eyas.server.fields import prompts_in
-from eyas.server.formats import ChoiceOutput, finite, to_raw_json, token_text
+from eyas.server.formats import AnswerFormat, ChoiceOutput, finite, to_raw_json, token_text
 from eyas.server.request_models import CompletionFields, GenerateBody, GenerateParams
 from eyas.server.sampling import check_alternatives, sampling_params
 from eyas.server.text_processor import TextProcessor
@@ -101,7 +101,7 @@ class _ChoiceProgress:
     tops: bytearray = field(default_factory=bytearray)
 
 
-class GenerateFormat:
+class GenerateFormat(AnswerFormat):
     """Formats one answer as SGLang's objects. Each event of a stream repeats the output so far."""
 
     logprobs_param = "return_logprob"
@@ -143,8 +143,8 @@ class GenerateFormat:
         written = self._to_object(progress)
         return [{**written, "index": choice_index} if self._is_list else written]
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        raise AssertionError("a native stream has no chunk of usage")
+    def ending(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        return []  # the last object of each choice has its usage
 
     def response(self, choices: list[ChoiceOutput], usage: dict[str, Any]) -> Any:
         written = []

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from eyas.core import is_text
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
+from eyas.server.excerpts import excerpt_at, readable
 from eyas.text.messages import MAX_STRUCTURE
 
 MAX_VALUES = 1_200_000
@@ -24,6 +25,8 @@ MAX_VALUES = 1_200_000
 MAX_DIGITS = 400
 """Limit for an integer. Parsing takes quadratic time, and no double has more digits."""
 MAX_NAME_CHARS = 64
+AROUND_CHARS = 40
+"""The characters before and after a fault that an error shows."""
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _PART = re.compile(rf'(?:[^"]++|{_STRING.pattern}){{1,8192}}+', re.DOTALL)
 """Matches a part of a JSON text that ends outside of its strings."""
@@ -68,17 +71,20 @@ def json_object(
         raise ApiError(Code.BODY_TOO_COMPLEX, message, param=param) from error
     except ValueError as error:
         message = f"{subject} is not valid JSON: {_position_of(error)}"
-        raise ApiError(Code.INVALID_JSON, message, param=param) from error
+        around = _text_around(error)
+        raise ApiError(Code.INVALID_JSON, message, param=param, excerpt=around) from error
     if not isinstance(value, dict):
         raise ApiError(Code.INVALID_JSON, f"{subject} must be a JSON object", param=param)
     prefix: JsonPath = [param] if param else []
     if not is_finite:
         field = path_text(prefix, _path_to_non_finite(value))
         message = f"{field}: holds a number that is not finite or too large"
-        raise ApiError(Code.INVALID_VALUE, message, param=field)
+        raise ApiError(Code.INVALID_VALUE, message, param=field, excerpt=excerpt_at(value, field))
     if "\\u" in text and (path := _path_to_lone_surrogate(value, is_plain_text)) is not None:
         field = path_text(prefix, path)
-        raise ApiError(Code.INVALID_VALUE, f"{field}: {LONE_SURROGATE}", param=field)
+        excerpt = excerpt_at(value, field)
+        message = f"{field}: {LONE_SURROGATE}"
+        raise ApiError(Code.INVALID_VALUE, message, param=field, excerpt=excerpt)
     return value
 
 
@@ -149,6 +155,14 @@ def _position_of(error: ValueError) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"line {error.lineno}, column {error.colno}"
     return "it is not UTF-8 text"
+
+
+def _text_around(error: ValueError) -> str | None:
+    """Return the text at the place of a fault, if that is known."""
+    if not isinstance(error, json.JSONDecodeError):
+        return None
+    begin = max(0, error.pos - AROUND_CHARS)
+    return readable(error.doc[begin : error.pos + AROUND_CHARS])
 
 
 def _path_to_non_finite(value: dict[str, Any]) -> list[str | int]:

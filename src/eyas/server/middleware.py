@@ -33,6 +33,8 @@ PROBES = frozenset({"/health", "/ready", "/livez", "/readyz"})
 ALLOWED_WHILE_DRAINING = PROBES | {"/metrics"}
 EXPOSED_HEADERS = ("x-request-id", "retry-after")
 """Headers of an answer that web pages may read, besides those that CORS always allows."""
+ALLOWED_METHODS = ("GET", "POST", "DELETE")
+"""What web pages of other origins may send."""
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -44,7 +46,7 @@ class _CorsMiddleware(CORSMiddleware):
         if response.status_code == 200:
             return response
         requested = request_headers["access-control-request-method"][:20]
-        message = f"web pages may send GET and POST here, not {requested!r}"
+        message = f"web pages may send {', '.join(ALLOWED_METHODS)} here, not {requested!r}"
         refused = ApiError(Code.METHOD_NOT_ALLOWED, message).response()
         kept_prefixes = ("access-control-", "vary")
         refused.headers.update(
@@ -68,7 +70,7 @@ class ServerMiddleware:
             self._guarded_app = _CorsMiddleware(
                 self._handle,
                 allow_origins=options.cors_origins,
-                allow_methods=("GET", "POST"),
+                allow_methods=ALLOWED_METHODS,
                 allow_headers=("*",),
                 allow_private_network=True,
                 expose_headers=EXPOSED_HEADERS,

@@ -5,7 +5,7 @@ Promises: plain frozen data within bounds. Does not know: the engine's settings 
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,6 +17,8 @@ from eyas.server.metrics_format import MetricsNames
 from eyas.server.origins import checked_host, checked_origin
 
 MAX_RESTARTS = 5
+StreamGranularity = Literal["step", "token"]
+"""How a stream is cut into events: one for all the tokens of a step, or one for each token."""
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,9 +45,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     key. metrics_names: the engine whose names /metrics has beside ours. log_format: text, or one JSON
     object per line. otlp_traces_endpoint: the URL of an OpenTelemetry collector that gets a span of
     each request; None sends none. max_restarts: restarts of the engine process in a row
-    (`eyas.server.supervisor`). reasoning_parser, tool_call_parser: the formats of reasoning and tool
-    calls, by their names in vLLM and SGLang; None detects them from the checkpoint. chat_template: the
-    text of a template that replaces the model's own. notes: logged at the start.
+    (`eyas.server.supervisor`). stream_granularity: that of streams whose request has none.
+    response_store_bytes, response_store_count, response_store_seconds: how much, how many and for how
+    long answers of /v1/responses are kept in memory (`eyas.server.response_store`); 0 bytes keeps none.
+    reasoning_parser, tool_call_parser: the formats of reasoning and tool calls, by their names in
+    vLLM and SGLang; None detects them from the checkpoint. chat_template: the text of a template that
+    replaces the model's own. notes: logged at the start.
     """
 
     host: str = "127.0.0.1"
@@ -78,6 +83,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     otlp_traces_endpoint: str | None = None
     allow_no_key: bool = False
     start_wait_seconds: float = 30.0
+    stream_granularity: StreamGranularity = "step"
+    response_store_bytes: int = 64 * 1024 * 1024
+    response_store_count: int = 4096
+    response_store_seconds: float = 86_400.0
 
     @property
     def max_queued_each(self) -> int:
@@ -103,6 +112,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ("stall_seconds", 1, 86_400),
             ("start_wait_seconds", 0, 86_400),
             ("max_restarts", 0, 1000),
+            ("response_store_bytes", 0, 2**40),
+            ("response_store_count", 1, 10_000_000),
+            ("response_store_seconds", 1, 86_400 * 365),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
@@ -122,6 +134,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("log_format: must be text or json")
         if self.metrics_names not in get_args(MetricsNames):
             raise ValueError("metrics_names: must be eyas, vllm or sglang")
+        if self.stream_granularity not in get_args(StreamGranularity):
+            raise ValueError("stream_granularity: must be step or token")
         if self.otlp_traces_endpoint is not None:
             endpoint = traces_endpoint(self.otlp_traces_endpoint)
             if endpoint != self.otlp_traces_endpoint:

@@ -31,6 +31,7 @@ from eyas.server.fields import (
     by_form,
     by_type_field,
 )
+from eyas.server.options import StreamGranularity
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
@@ -136,6 +137,7 @@ class CompletionFields(SamplingFields):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     return_draft_details: bool | None = None
+    stream_granularity: StreamGranularity | None = None
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -208,8 +210,12 @@ class Message(StrictModel):
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/\-]{1,256}$")]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class Function(StrictModel):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/\-]{1,256}$")]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -286,9 +292,7 @@ class ChatBody(CompletionFields):
     tool_choice: Annotated[Any, AfterValidator(_parse_tool_choice)] = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
+    reasoning_effort: Effort | None = None
     max_reasoning_tokens: Count | None = None
     thinking_budget: Count | None = None
     thinking_token_budget: Count | None = None
@@ -335,6 +339,7 @@ class GenerateBody(StrictModel):
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_text_in_logprobs: bool | None = None
     rid: Name | None = None
+    stream_granularity: StreamGranularity | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
 

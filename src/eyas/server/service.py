@@ -24,6 +24,7 @@ from eyas.server.metrics import Metrics
 from eyas.server.options import ServerOptions
 from eyas.server.record import RequestRecord
 from eyas.server.request_log import log_request
+from eyas.server.response_store import ResponseStore
 from eyas.server.text_processor import TextProcessor, model_directory
 from eyas.server.thread_pool import MAX_WAITING, FairThreadPool
 
@@ -46,6 +47,11 @@ class Service:
         self.encode_pool = ThreadPoolExecutor(1, thread_name_prefix="eyas-write")
         self.metrics = Metrics(client.health, self.names[0], options.metrics_names)
         self.reporters: list[Callable[[RequestRecord], None]] = [log_request]
+        self.response_store = ResponseStore(
+            options.response_store_bytes,
+            options.response_store_count,
+            options.response_store_seconds,
+        )
         self.is_draining = False
         self.started_at = int(time.time())
         self._text_processor: TextProcessor | None = None

@@ -30,6 +30,11 @@ def encode_event(value: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
+def encode_typed_event(value: dict[str, Any]) -> bytes:
+    """Return one event whose name is its "type"."""
+    return b"event: " + value["type"].encode() + b"\n" + encode_event(value)
+
+
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,0 +1,142 @@
+"""The routes of OpenAI's Responses API.
+
+Promises: a response is generated as a chat is, in the same turn and within the same bounds; it can be
+read and continued with the key that created it. Does not know: how requests are converted, how
+responses are formatted.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import msgspec
+from pydantic import TypeAdapter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from eyas.core import RequestError
+from eyas.server.answer import Answer
+from eyas.server.codes import Code
+from eyas.server.error_context import ErrorContext
+from eyas.server.errors import ApiError
+from eyas.server.request_reader import RequestReader
+from eyas.server.response_format import ResponseFormat
+from eyas.server.response_input import placed_messages
+from eyas.server.response_models import InputItem, ResponseBody
+from eyas.server.response_store import StoredResponse
+from eyas.server.responses import (
+    PreparedResponse,
+    encode_conversation,
+    field_name,
+    prepare_response,
+)
+from eyas.server.service import Service
+from eyas.server.sse import ChunkedJsonResponse
+from eyas.text import require_tokenizer
+
+_ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
+
+
+class ResponseRoutes:
+    """The handlers of /v1/responses."""
+
+    def __init__(self, service: Service, reader: RequestReader) -> None:
+        self._service = service
+        self._reader = reader
+
+    async def create(self, http: HttpRequest) -> Response:
+        body, processor = await self._reader.read(http, ResponseBody)
+        response_id = f"resp_{secrets.token_hex(24)}"
+        salt = self._service.cache_salt(body.cache_salt, http)
+        errors_of_body = ErrorContext(body, field_name)
+        with errors_of_body.explains():
+            is_stored = self._is_stored(body)
+            history = self._history(body, http)
+            prepared = await self._reader.prepare(
+                http, lambda: prepare_response(body, processor, response_id, salt, history)
+            )
+        owner = self._owner(http)
+
+        def store(written: bytes, items: list[dict[str, Any]]) -> None:
+            if is_stored:
+                stored = StoredResponse(written, _continued(prepared, items))
+                self._service.response_store.put(owner, response_id, stored)
+
+        answer_format = ResponseFormat(
+            require_tokenizer(processor.tokenizer, "input"),
+            response_id,
+            body.model or self._service.names[0],
+            body,
+            prepared.chat,
+            is_stored=is_stored,
+            finished=store,
+        )
+        answer = Answer(
+            self._service,
+            response_id,
+            [prepared.chat.request],
+            answer_format,
+            errors_of_body,
+            with_drafts=bool(body.return_draft_details),
+            granularity=body.stream_granularity,
+        )
+        return await answer.respond(http, streams=bool(body.stream))
+
+    async def retrieve(self, http: HttpRequest) -> Response:
+        if http.query_params.get("stream", "false").lower() != "false":
+            raise ApiError(
+                Code.UNSUPPORTED_PARAMETER,
+                "stream: a stored response is not sent as a stream; leave it out",
+                param="stream",
+            )
+        found = self._service.response_store.get(self._owner(http), http.path_params["id"])
+        if found is None:
+            raise ApiError(Code.RESPONSE_NOT_FOUND)
+        return ChunkedJsonResponse(found.response)
+
+    async def delete(self, http: HttpRequest) -> Response:
+        response_id = http.path_params["id"]
+        if not self._service.response_store.delete(self._owner(http), response_id):
+            raise ApiError(Code.RESPONSE_NOT_FOUND)
+        deleted = {"id": response_id, "object": "response", "deleted": True}
+        return Response(msgspec.json.encode(deleted), media_type="application/json")
+
+    def _owner(self, http: HttpRequest) -> str:
+        """Return who may read the responses of this request: its key; without keys, everybody who
+        knows their ids."""
+        return http.state.key if self._service.options.api_keys else ""
+
+    def _is_stored(self, body: ResponseBody) -> bool:
+        is_on = self._service.response_store.is_on
+        if body.store and not is_on:
+            raise RequestError(
+                "store: this server stores no responses (--response-store 0); send false",
+                param="store",
+                code=Code.UNSUPPORTED_PARAMETER.word,
+            )
+        return is_on and body.store is not False
+
+    def _history(self, body: ResponseBody, http: HttpRequest) -> bytes:
+        """Return the conversation that the request continues; empty if there is none."""
+        if body.previous_response_id is None:
+            return b""
+        found = self._service.response_store.get(self._owner(http), body.previous_response_id)
+        if found is None:
+            code = Code.PREVIOUS_RESPONSE_NOT_FOUND
+            message = f"previous_response_id: {code.message}"
+            raise ApiError(code, message, param="previous_response_id")
+        return found.conversation
+
+
+def _continued(prepared: PreparedResponse, items: list[dict[str, Any]]) -> bytes:
+    """Return the conversation with the answer, whose items are read as those of an input."""
+    answer = placed_messages(_ITEMS.validate_python(list(map(_without_logprobs, items))), "output")
+    messages = [*prepared.conversation, *(placed.message for placed in answer)]
+    return encode_conversation(messages)
+
+
+def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    if item["type"] != "message":
+        return item
+    return {**item, "content": [{**part, "logprobs": None} for part in item["content"]]}
