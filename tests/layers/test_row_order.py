@@ -69,7 +69,7 @@ def fake_linear(differs: Callable[[int], bool]) -> type:
         def __init__(self, in_features: int, parts: dict[str, int], **_: object) -> None:
             self.weight = torch.zeros(parts["probe"], in_features)
 
-        def parameters(self) -> dict[str, torch.Tensor]:
+        def tensors(self) -> dict[str, torch.Tensor]:
             return {"probe.weight": self.weight}
 
         def seal(self) -> None:

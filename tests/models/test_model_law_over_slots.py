@@ -40,6 +40,8 @@ class OneSequence:
         )
         for layer in kv.layers:
             layer[1:] = float("nan")  # what was never written must never be read
+        if kv.states is not None:
+            kv.states.resize(1, len(TREE_PARENTS))
         self.backend = ReferenceAttention(kv)
 
     def run(

@@ -15,10 +15,12 @@ from eyas import ops
 from eyas.ops.dispatch import Operation
 
 FILES = sorted(path.stem for path in Path(ops.__path__[0]).glob("[!_]*.py"))
+MODULES = [import_module(f"eyas.ops.{name}") for name in FILES]
 OPERATIONS: list[Operation[Any, Any]] = [
-    getattr(import_module(f"eyas.ops.{name}"), name)
-    for name in FILES
-    if name not in ("dispatch", "grids", "noise", "row_functions")
+    value
+    for module in MODULES
+    for value in vars(module).values()
+    if isinstance(value, Operation) and value.__module__ == module.__name__
 ]
 
 

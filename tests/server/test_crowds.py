@@ -107,7 +107,7 @@ def upload(server: LiveServer, length: int, data: bytes) -> socket.socket:
 @pytest.fixture
 def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for two bodies of 5000 bytes, of which a tenth is free."""
-    monkeypatch.setattr("eyas.server.app.MAX_LARGE_BODIES", 2)
+    monkeypatch.setattr("eyas.server.request_reader.MAX_LARGE_BODIES", 2)
     monkeypatch.setattr("eyas.server.body.SMALL_BYTES", 500)
     monkeypatch.setattr("eyas.server.body.PROGRESS_BYTES", 1000)
 
