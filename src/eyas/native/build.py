@@ -1,7 +1,7 @@
 """Compile a C file of this package with the machine's compiler, once, and load it.
 
 Promises: the library is compiled for this processor and stored in the user's cache folder, by a hash of
-its source, flags and processor. A folder or file that others may write to is not used: the library is
+its source with the headers beside it, flags and processor. A folder or file that others may write to is not used: the library is
 then compiled for this process alone. No failure is an error: the reason is returned.
 Does not know: what the code does.
 """
@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,7 @@ COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c11", "-O3", "-march=native", "-shared", "-fPIC", "-fopenmp")
 """The name of the OpenMP library is that of the one which torch has loaded, so there is one only."""
 TIMEOUT_SECONDS = 120
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,29 @@ class Built:
 
     library: ctypes.CDLL | None
     reason: str
+
+
+def load(
+    source: Path,
+    what: str,
+    declare: Callable[[ctypes.CDLL], None],
+    is_right: Callable[[ctypes.CDLL], bool],
+) -> ctypes.CDLL | None:
+    """Return the library of a C file after a check; None, with a log line, if torch must do its work.
+
+    what: the work, for the log. declare: sets the types of the library's functions. is_right: whether
+    it calculates as it should.
+    """
+    built = build(source)
+    if built.library is None:
+        log.info("%s by torch: %s", what, built.reason)
+        return None
+    declare(built.library)
+    if not is_right(built.library):
+        log.warning("%s by torch: the compiled code is wrong (%s)", what, built.reason)
+        return None
+    log.debug("%s by compiled code, %s", what, built.reason)
+    return built.library
 
 
 def build(source: Path) -> Built:
@@ -107,6 +133,8 @@ def _is_private(path: Path) -> bool:
 
 def _fingerprint(source: Path) -> str:
     digest = hashlib.sha256(source.read_bytes())
+    for header in sorted(source.parent.glob("*.h")):
+        digest.update(header.read_bytes())
     digest.update("\n".join((*FLAGS, platform.platform(), _processor())).encode())
     return digest.hexdigest()[:16]
 

@@ -11,7 +11,6 @@ Legend: T rows, I input features, O output features.
 from __future__ import annotations
 
 import ctypes
-import logging
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -20,11 +19,10 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from eyas.native.build import build
+from eyas.native.build import load
 
 BLOCK = 1 << 20
 """Numbers of a weight that are packed at once; it limits the memory that packing needs."""
-log = logging.getLogger(__name__)
 _SIZE = ctypes.c_ssize_t
 _ARGUMENTS = (
     *(ctypes.c_void_p, _SIZE, _SIZE, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p),
@@ -96,19 +94,14 @@ class PackedWeight:
 @cache
 def library() -> ctypes.CDLL | None:
     """Return the compiled library; None, with a log line, where there is none or it miscalculates."""
-    built = build(Path(__file__).with_name("products.c"))
-    if built.library is None:
-        log.info("float32 products by torch: %s", built.reason)
-        return None
-    built.library.eyas_panel.restype = _SIZE
-    built.library.eyas_panel.argtypes = ()
-    built.library.eyas_product.restype = None
-    built.library.eyas_product.argtypes = _ARGUMENTS
-    if not _is_right(built.library):
-        log.warning("float32 products by torch: the compiled ones are wrong (%s)", built.reason)
-        return None
-    log.debug("float32 products by compiled code, %s", built.reason)
-    return built.library
+    return load(Path(__file__).with_name("products.c"), "float32 products", _declare, _is_right)
+
+
+def _declare(compiled: ctypes.CDLL) -> None:
+    compiled.eyas_panel.restype = _SIZE
+    compiled.eyas_panel.argtypes = ()
+    compiled.eyas_product.restype = None
+    compiled.eyas_product.argtypes = _ARGUMENTS
 
 
 def _is_right(compiled: ctypes.CDLL) -> bool:
