@@ -9,13 +9,30 @@ from dataclasses import replace
 import pytest
 import torch
 
+from eyas.attention import reference
 from eyas.attention.reference import ReferenceAttention
 from eyas.cache.store import LayerStore
+from eyas.models import cpu_has_bfloat16
+from eyas.native.attention import library
 from tests.attention.scenes import Lane, Scene, build, dense, random_parents
 
 LATENT = LayerStore(8, 1, 48, scale=0.2, value_dim=32)
 GROUPS = [(4, 4), (4, 2), (8, 1), (6, 2), (16, 1), (3, 1)]
 EDGES = [0, 1, 2, 7, 63, 64, 100, 190, 191, 192, 193, 251, 382, 383, 384, 385]
+
+
+@pytest.fixture(params=["compiled", "torch", "bfloat16"])
+def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    """The number format, and for float32 who attends."""
+    if request.param == "bfloat16":
+        if not cpu_has_bfloat16():
+            pytest.skip("this processor has no bfloat16")
+        return torch.bfloat16
+    if request.param == "torch":
+        monkeypatch.setattr(reference, "compiled_attention", lambda *_, **__: None)
+    elif library() is None:
+        pytest.skip("there is no C compiler, or the processor has no vectors")
+    return torch.float32
 
 
 def attend(scene: Scene, sinks_N: torch.Tensor | None = None) -> torch.Tensor:

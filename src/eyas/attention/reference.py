@@ -222,7 +222,8 @@ class _CompiledAnswers:
         scales: KVScales,
         sinks_N: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the outputs [T, N, D] of all rows. scales: are 1, as the cache is float32."""
+        """Return the outputs [T, N, D] of all rows. scales: of an FP8 cache, which this one is not."""
+        assert scales == KVScales()
         out_TND = q_TNH.new_zeros((self._num_rows, q_TNH.shape[1], self._output_dim))
         sinks_N = None if sinks_N is None else sinks_N.float().contiguous()
         for queries in self._queries:
