@@ -6,6 +6,7 @@
    made of depends on the other queries, so its bits depend on its own columns alone. */
 
 #include <math.h>
+#include <string.h>
 
 #include "vectors.h"
 
@@ -62,21 +63,14 @@ INLINE float exponential_of(float x)
     return e[0];
 }
 
-/* scores[r][c] = scale * queries[r].q . keys[c] for the columns first .. last - 1 of a block, -inf for
-   the others. Two queries use a loaded key twice; the order of additions is the same. */
+/* scores[r][c] = queries[r].q . keys[c] for the columns first .. last - 1 of a block, and anything for the
+   others. Two queries use a loaded key twice; the order of additions is the same. */
 INLINE void score(const int num_queries, const struct query *queries, const float *const *keys, ptrdiff_t dim,
-                  float scale, int first, int last, float scores[][BLOCK])
+                  int first, int last, float scores[][BLOCK])
 {
     const int width = LANES / num_queries;
     const ptrdiff_t whole = dim / LANES * LANES;
-    for (int c = 0; c < BLOCK; c += width) {
-        float totals[LANES];
-        if (c + width <= first || c >= last) {
-            for (int r = 0; r < num_queries; r++)
-                for (int i = 0; i < width; i++)
-                    scores[r][c + i] = -INFINITY;
-            continue;
-        }
+    for (int c = first / width * width; c < last; c += width) {
         vec sums[LANES];
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++)
@@ -89,24 +83,30 @@ INLINE void score(const int num_queries, const struct query *queries, const floa
                 for (int r = 0; r < num_queries; r++)
                     sums[r * width + i] = multiply_add(load(queries[r].q + h), key, sums[r * width + i]);
             }
+        float totals[LANES];
         add_lanes(sums, totals);
+        for (ptrdiff_t h = whole; h < dim; h++)
+            for (int i = 0; i < LANES; i++)
+                totals[i] += queries[i / width].q[h] * keys[c + i % width][h];
         for (int r = 0; r < num_queries; r++)
-            for (int i = 0; i < width; i++) {
-                float total = totals[r * width + i];
-                for (ptrdiff_t h = whole; h < dim; h++)
-                    total += queries[r].q[h] * keys[c + i][h];
-                scores[r][c + i] = c + i >= first && c + i < last ? total * scale : -INFINITY;
-            }
+            memcpy(scores[r] + c, totals + r * width, width * sizeof(float));
     }
 }
 
-/* Replace a block's scores by their exponentials, less the highest score of the query so far. Returns
-   the factor of what was added up before. */
-INLINE float take_scores(struct query *query, float *scores)
+/* Scale a block's scores and replace them by their exponentials, less the highest score of the query so
+   far; by 0 for the columns before `first` and from `last` on. Returns the factor of what was added up
+   before. */
+INLINE float take_scores(struct query *query, float scale, int first, int last, float *scores)
 {
+    static const int32_t NUMBERS[BLOCK] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                           16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
     vec tops = repeat(query->highest);
     for (int c = 0; c < BLOCK; c += LANES) {
-        const vec part = load(scores + c);
+        ints column;
+        memcpy(&column, NUMBERS + c, sizeof column);
+        const ints is_seen = (column >= first) & (column < last);
+        const vec part = choose(is_seen, load(scores + c) * repeat(scale), repeat(-INFINITY));
+        store(scores + c, part);
         tops = choose((ints)(part > tops), part, tops);
     }
     float highest = query->highest, of_lanes[LANES];
@@ -159,9 +159,9 @@ INLINE void take_block(const struct work *w, const int num_queries, struct query
                        const float *const *keys, const float *const *values, int first, int last)
 {
     float weights[2][BLOCK], factors[2];
-    score(num_queries, queries, keys, w->head_dim, w->scale, first, last, weights);
+    score(num_queries, queries, keys, w->head_dim, first, last, weights);
     for (int r = 0; r < num_queries; r++)
-        factors[r] = take_scores(&queries[r], weights[r]);
+        factors[r] = take_scores(&queries[r], w->scale, first, last, weights[r]);
     const ptrdiff_t dim = w->value_dim;
     ptrdiff_t d = 0;
 #define PIECES(V)                                    for (; d + V * LANES <= dim; d += V * LANES)         add_values(num_queries, V, queries, weights, factors, values, d, first, last);
