@@ -110,5 +110,14 @@ def test_a_query_that_is_no_number_stays_alone() -> None:
     assert found[7].isnan().all() and not found[9].isfinite().any()
 
 
+@pytest.mark.parametrize("dim", [64, 36])
+def test_a_cache_of_bfloat16_has_the_bits_of_its_numbers(dim: int) -> None:
+    q_TNH, kv_S2GH, slots_L = scene((6, 2), dim, 2)
+    halves, rows = kv_S2GH.bfloat16(), list(range(LENGTH))
+    attend = attention(value_dim=dim, scale=0.125)
+    found = run(attend, (q_TNH, halves, slots_L), rows, dim)
+    assert torch.equal(found, run(attend, (q_TNH, halves.float(), slots_L), rows, dim))
+
+
 def test_other_types_are_left_to_torch() -> None:
-    assert compiled_attention(torch.bfloat16, torch.device("cpu"), value_dim=8, scale=1.0) is None
+    assert compiled_attention(torch.float16, torch.device("cpu"), value_dim=8, scale=1.0) is None

@@ -2,11 +2,11 @@
 
 Promises: a row's result depends on its own prefix alone, bit for bit on the CPU. Every sequence,
 and every root-to-leaf path of a tree, becomes a *lane*: its slots in the columns of their positions.
-float32 runs by compiled code (`native.attention`), which reads the slots where they lie. Otherwise,
-and without a compiler, torch attends: keys are gathered, the number of columns of a query depends on its
-position alone (`key_width`), and tiles of queries have heights that give the same bits on this machine.
-So a row has the same products in the same reduction order in every batch (docs/facts.md has the
-measurement).
+Compiled code reads the slots where they lie (`native.attention`). Without a compiler, and over a cache
+of another format than the model's, torch attends: keys are gathered, the number of columns of a query
+depends on its position alone (`key_width`), and tiles of queries have heights that give the same bits on
+this machine. So a row has the same products in the same reduction order in every batch (docs/facts.md
+has the measurement).
 Does not know: models, which rows are prompts and which are drafts.
 
 Legend: N query heads, G key/value heads, J query heads a key/value head, H head dim, Y lanes, L key
@@ -224,11 +224,12 @@ class _CompiledAnswers:
     ) -> torch.Tensor:
         """Return the outputs [T, N, D] of all rows. scales: of an FP8 cache, which this one is not."""
         assert scales == KVScales()
-        out_TND = q_TNH.new_zeros((self._num_rows, q_TNH.shape[1], self._output_dim))
+        wide_TNH = q_TNH.float().contiguous()
+        out_TND = wide_TNH.new_zeros((self._num_rows, q_TNH.shape[1], self._output_dim))
         sinks_N = None if sinks_N is None else sinks_N.float().contiguous()
         for queries in self._queries:
-            self._kernel(queries, q_TNH.contiguous(), kv_S2GH, out_TND, sinks_N)
-        return out_TND
+            self._kernel(queries, wide_TNH, kv_S2GH, out_TND, sinks_N)
+        return out_TND.to(q_TNH.dtype)
 
 
 class _Answers:

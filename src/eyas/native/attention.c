@@ -1,4 +1,5 @@
-/* Attention of float32 queries over keys and values that lie in slots, in one order for any call.
+/* Attention of float32 queries over keys and values that lie in slots, in one order for any call. Keys and
+   values are float32, or the upper halves of such numbers (bfloat16).
 
    A query attends to the columns of its lane up to its own position, of which each names a slot. Columns
    are taken in blocks that begin at multiples of BLOCK, in ascending order, and the softmax is corrected
@@ -13,10 +14,10 @@
 #define BLOCK 32 /* columns, whose keys and values stay in the cache for all queries of a tile */
 #define TILE 24  /* query heads of a tile */
 
-/* Lengths are counts, strides numbers of floats. */
+/* Strides are counts of numbers. */
 struct work {
     const float *q; /* [T][N][H] */
-    const float *kv;
+    const char *kv;
     ptrdiff_t slot_stride, head_stride, value_offset; /* value_offset: from a key to its value */
     const int64_t *slots; /* of each column of each lane */
     ptrdiff_t lane_stride;
@@ -27,6 +28,7 @@ struct work {
     const float *sinks;       /* [N] or NULL */
     float *out;               /* [T][N][value_dim] */
     float scale;
+    int is_half; /* kv has bfloat16 */
 };
 
 /* A query head of a tile: its columns are first .. last - 1. */
@@ -63,10 +65,20 @@ INLINE float exponential_of(float x)
     return e[0];
 }
 
+INLINE float number_at(const char *from, ptrdiff_t index, const int is_half)
+{
+    if (!is_half)
+        return ((const float *)from)[index];
+    const uint32_t bits = (uint32_t)((const uint16_t *)from)[index] << 16;
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
 /* scores[r][c] = queries[r].q . keys[c] for the columns first .. last - 1 of a block, and anything for the
    others. Two queries use a loaded key twice; the order of additions is the same. */
-INLINE void score(const int num_queries, const struct query *queries, const float *const *keys, ptrdiff_t dim,
-                  int first, int last, float scores[][BLOCK])
+INLINE void score(const int num_queries, const int is_half, const struct query *queries,
+                  const char *const *keys, ptrdiff_t dim, int first, int last, float scores[][BLOCK])
 {
     const int width = LANES / num_queries;
     const ptrdiff_t whole = dim / LANES * LANES;
@@ -78,7 +90,7 @@ INLINE void score(const int num_queries, const struct query *queries, const floa
         for (ptrdiff_t h = 0; h < whole; h += LANES)
 #pragma GCC unroll 16
             for (int i = 0; i < width; i++) {
-                const vec key = load(keys[c + i] + h);
+                const vec key = load_numbers(keys[c + i], h, is_half);
 #pragma GCC unroll 2
                 for (int r = 0; r < num_queries; r++)
                     sums[r * width + i] = multiply_add(load(queries[r].q + h), key, sums[r * width + i]);
@@ -87,7 +99,7 @@ INLINE void score(const int num_queries, const struct query *queries, const floa
         add_lanes(sums, totals);
         for (ptrdiff_t h = whole; h < dim; h++)
             for (int i = 0; i < LANES; i++)
-                totals[i] += queries[i / width].q[h] * keys[c + i % width][h];
+                totals[i] += queries[i / width].q[h] * number_at(keys[c + i % width], h, is_half);
         for (int r = 0; r < num_queries; r++)
             memcpy(scores[r] + c, totals + r * width, width * sizeof(float));
     }
@@ -127,8 +139,9 @@ INLINE float take_scores(struct query *query, float scale, int first, int last, 
 
 /* out = out * factor + weights @ values, for `vecs` vectors at `offset` and the columns first ..
    last - 1. A factor of 0 begins the sum: out has not been written then. */
-INLINE void add_values(const int num_queries, const int vecs, struct query *queries, float weights[][BLOCK],
-                       const float *factors, const float *const *values, ptrdiff_t offset, int first, int last)
+INLINE void add_values(const int num_queries, const int vecs, const int is_half, struct query *queries,
+                       float weights[][BLOCK], const float *factors, const char *const *values,
+                       ptrdiff_t offset, int first, int last)
 {
     vec sums[2][8];
 #pragma GCC unroll 2
@@ -142,7 +155,7 @@ INLINE void add_values(const int num_queries, const int vecs, struct query *quer
     for (int c = first; c < last; c++)
 #pragma GCC unroll 8
         for (int v = 0; v < vecs; v++) {
-            const vec value = load(values[c] + offset + v * LANES);
+            const vec value = load_numbers(values[c], offset + v * LANES, is_half);
 #pragma GCC unroll 2
             for (int r = 0; r < num_queries; r++)
                 sums[r][v] = multiply_add(repeat(weights[r][c]), value, sums[r][v]);
@@ -155,16 +168,16 @@ INLINE void add_values(const int num_queries, const int vecs, struct query *quer
 }
 
 /* Take the columns first .. last - 1 of a block into the softmax of one or two queries. */
-INLINE void take_block(const struct work *w, const int num_queries, struct query *queries,
-                       const float *const *keys, const float *const *values, int first, int last)
+INLINE void take_block(const struct work *w, const int num_queries, const int is_half, struct query *queries,
+                       const char *const *keys, const char *const *values, int first, int last)
 {
     float weights[2][BLOCK], factors[2];
-    score(num_queries, queries, keys, w->head_dim, first, last, weights);
+    score(num_queries, is_half, queries, keys, w->head_dim, first, last, weights);
     for (int r = 0; r < num_queries; r++)
         factors[r] = take_scores(&queries[r], w->scale, first, last, weights[r]);
     const ptrdiff_t dim = w->value_dim;
     ptrdiff_t d = 0;
-#define PIECES(V)                                    for (; d + V * LANES <= dim; d += V * LANES)         add_values(num_queries, V, queries, weights, factors, values, d, first, last);
+#define PIECES(V)                                    for (; d + V * LANES <= dim; d += V * LANES)         add_values(num_queries, V, is_half, queries, weights, factors, values, d, first, last);
     if (num_queries == 1) {
         PIECES(8)
     }
@@ -174,7 +187,7 @@ INLINE void take_block(const struct work *w, const int num_queries, struct query
         for (int r = 0; r < num_queries; r++) {
             float sum = factors[r] == 0.0f ? 0.0f : queries[r].out[d] * factors[r];
             for (int c = first; c < last; c++)
-                sum += weights[r][c] * values[c][d];
+                sum += weights[r][c] * number_at(values[c], d, is_half);
             queries[r].out[d] = sum;
         }
 }
@@ -206,8 +219,10 @@ INLINE void finish(const struct work *w, struct query *query, const float *sink)
 }
 
 /* Run the query heads `from` .. `to` - 1 of a lane that share a key head, counted query by query. */
-static void run_tile(const struct work *w, ptrdiff_t lane, ptrdiff_t kv_head, ptrdiff_t from, ptrdiff_t to)
+INLINE void run_tile(const struct work *w, const int is_half, ptrdiff_t lane, ptrdiff_t kv_head, ptrdiff_t from,
+                     ptrdiff_t to)
 {
+    const ptrdiff_t size = is_half ? sizeof(uint16_t) : sizeof(float);
     struct query tile[TILE];
     ptrdiff_t heads[TILE], start = -1, stop = 0;
     int count = 0;
@@ -227,12 +242,12 @@ static void run_tile(const struct work *w, ptrdiff_t lane, ptrdiff_t kv_head, pt
         stop = position + 1 > stop ? position + 1 : stop;
     }
     const int64_t *slots = w->slots + lane * w->lane_stride;
-    const float *const base = w->kv + kv_head * w->head_stride;
+    const char *const base = w->kv + kv_head * w->head_stride * size;
     for (ptrdiff_t block = start / BLOCK * BLOCK; block < stop; block += BLOCK) {
-        const float *keys[BLOCK], *values[BLOCK];
+        const char *keys[BLOCK], *values[BLOCK];
         for (ptrdiff_t c = 0; c < BLOCK; c++) { /* behind the last column its slot repeats, unread */
-            keys[c] = base + slots[block + c < stop ? block + c : stop - 1] * w->slot_stride;
-            values[c] = keys[c] + w->value_offset;
+            keys[c] = base + slots[block + c < stop ? block + c : stop - 1] * w->slot_stride * size;
+            values[c] = keys[c] + w->value_offset * size;
         }
         for (int i = 0; i < count;) {
             const int first = first_in(&tile[i], block), last = last_in(&tile[i], block);
@@ -240,9 +255,9 @@ static void run_tile(const struct work *w, ptrdiff_t lane, ptrdiff_t kv_head, pt
                                 last == last_in(&tile[i + 1], block);
             if (first < last) {
                 if (is_pair)
-                    take_block(w, 2, &tile[i], keys, values, first, last);
+                    take_block(w, 2, is_half, &tile[i], keys, values, first, last);
                 else
-                    take_block(w, 1, &tile[i], keys, values, first, last);
+                    take_block(w, 1, is_half, &tile[i], keys, values, first, last);
             }
             i += 1 + is_pair;
         }
@@ -260,6 +275,10 @@ void eyas_attend(const struct work *w, int num_threads)
     for (ptrdiff_t item = 0; item < num_items; item++) {
         const ptrdiff_t from = item % num_tiles * TILE, others = item / num_tiles;
         const ptrdiff_t to = from + TILE < length ? from + TILE : length;
-        run_tile(w, others / w->num_kv_heads, others % w->num_kv_heads, from, to);
+        const ptrdiff_t lane = others / w->num_kv_heads, kv_head = others % w->num_kv_heads;
+        if (w->is_half)
+            run_tile(w, 1, lane, kv_head, from, to);
+        else
+            run_tile(w, 0, lane, kv_head, from, to);
     }
 }

@@ -1,7 +1,7 @@
-"""Attention of float32 queries over slots on a CPU: one order of additions for any call.
+"""Attention over slots on a CPU, in float32: one order of additions for any call.
 
 Promises: the output of a query depends, bit for bit, on its own query, keys and values alone, and on
-nothing that other columns or slots hold. Keys and values are read where they lie.
+nothing that other columns or slots hold. Keys and values, float32 or bfloat16, are read where they lie.
 Does not know: layers, caches, how lanes are made.
 
 Legend: T rows, N query heads, G key/value heads, H head dim, D value dim, S slots, Y lanes, L columns,
@@ -22,6 +22,8 @@ from torch.profiler import record_function
 
 from eyas.native.build import load
 
+DTYPES = (torch.float32, torch.bfloat16)
+"""In which keys and values may be."""
 _SIZE, _POINTER = ctypes.c_ssize_t, ctypes.c_void_p
 _SIZES = ("num_lanes", "num_queries", "num_kv_heads", "per_kv", "head_dim", "value_dim")
 
@@ -40,13 +42,16 @@ class _Work(ctypes.Structure):
         ("sinks", _POINTER),
         ("out", _POINTER),
         ("scale", ctypes.c_float),
+        ("is_half", ctypes.c_int),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Queries of lanes; all int64. rows_YQ: of the forward pass, -1 where there is none. A query sees the
-    columns of slots_YL up to its position, which names one of them."""
+    """Queries of lanes; all int64. rows_YQ: of the forward pass, -1 where there is none.
+
+    A query sees the columns of slots_YL up to its position, which names one of them.
+    """
 
     slots_YL: torch.Tensor
     rows_YQ: torch.Tensor
@@ -91,12 +96,12 @@ class CompiledAttention:
     ) -> None:
         """Write the outputs of all queries to their rows of out_TND.
 
-        kv_S2GH: keys, then values; [S, 1, G, H] if values are the first numbers of keys. All tensors
-        are float32; q_TNH, out_TND and sinks_N are contiguous.
+        kv_S2GH: keys, then values, float32 or bfloat16; [S, 1, G, H] if values are the first numbers of
+        keys. The others are float32 and contiguous.
         """
         num_sides, num_kv, head_dim = kv_S2GH.shape[1:]
         assert kv_S2GH.stride(3) == 1 and q_TNH.is_contiguous() and out_TND.is_contiguous()
-        assert q_TNH.dtype == kv_S2GH.dtype == out_TND.dtype == torch.float32
+        assert q_TNH.dtype == out_TND.dtype == torch.float32 and kv_S2GH.dtype in DTYPES
         assert sinks_N is None or (sinks_N.dtype == torch.float32 and sinks_N.is_contiguous())
         work = _Work(
             q=q_TNH.data_ptr(),
@@ -119,6 +124,7 @@ class CompiledAttention:
             sinks=None if sinks_N is None else sinks_N.data_ptr(),
             out=out_TND.data_ptr(),
             scale=self._scale,
+            is_half=kv_S2GH.dtype == torch.bfloat16,
         )
         is_profiled = torch.autograd._profiler_enabled()
         with record_function("eyas::attention") if is_profiled else nullcontext():
@@ -128,7 +134,7 @@ class CompiledAttention:
 @cache
 def library() -> ctypes.CDLL | None:
     """Return the compiled library; None, with a log line, where there is none or it miscalculates."""
-    return load(Path(__file__).with_name("attention.c"), "float32 attention", _declare, _is_right)
+    return load(Path(__file__).with_name("attention.c"), "attention", _declare, _is_right)
 
 
 def _declare(compiled: ctypes.CDLL) -> None:
@@ -145,7 +151,7 @@ def _is_right(compiled: ctypes.CDLL) -> bool:
     slots_1L = torch.randperm(count, generator=generator).unsqueeze(0)
     rows_1T = torch.arange(count).unsqueeze(0)
     attend = CompiledAttention(compiled, value_dim=dim, scale=dim**-0.5)
-    whole_TND, single_TND = torch.zeros(2, *q_TNH.shape)
+    whole_TND, single_TND, half_TND, rounded_TND = torch.zeros(4, *q_TNH.shape)
     attend(Queries(slots_1L, rows_1T, rows_1T), q_TNH, kv_S2GH, whole_TND)
     for row_1T in rows_1T.split(1, dim=1):
         row_1T = row_1T.contiguous()
@@ -155,7 +161,10 @@ def _is_right(compiled: ctypes.CDLL) -> bool:
         q_TNH.transpose(0, 1)[None], k_GLH[None], v_GLH[None], is_causal=True, enable_gqa=True
     )[0]
     is_close = torch.allclose(whole_TND.transpose(0, 1), expected_NTD, rtol=1e-4, atol=1e-4)
-    return is_close and torch.equal(whole_TND, single_TND)
+    halves_S2GH = kv_S2GH.bfloat16()
+    attend(Queries(slots_1L, rows_1T, rows_1T), q_TNH, halves_S2GH, half_TND)
+    attend(Queries(slots_1L, rows_1T, rows_1T), q_TNH, halves_S2GH.float(), rounded_TND)
+    return is_close and torch.equal(whole_TND, single_TND) and torch.equal(half_TND, rounded_TND)
 
 
 def compiled_attention(
@@ -167,8 +176,11 @@ def compiled_attention(
     window: int | None = None,
     first_position: int = 0,
 ) -> CompiledAttention | None:
-    """Return the compiled attention; None where that of this type or device is torch's."""
-    if dtype != torch.float32 or device.type != "cpu" or (compiled := library()) is None:
+    """Return the compiled attention; None where that of this type or device is torch's.
+
+    dtype: of keys and values. The others: as `CompiledAttention`.
+    """
+    if dtype not in DTYPES or device.type != "cpu" or (compiled := library()) is None:
         return None
     return CompiledAttention(
         compiled, value_dim=value_dim, scale=scale, window=window, first_position=first_position

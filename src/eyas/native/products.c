@@ -13,13 +13,6 @@
 #define CHUNK 48   /* rows whose columns stay in the cache for all panels of a group */
 #define DEPTH 1024 /* columns of a panel that stay in the cache for all rows of a chunk */
 
-INLINE vec load_weights(const char *w, ptrdiff_t index, const int is_half)
-{
-    if (is_half)
-        return load_half((const uint16_t *)w + index);
-    return load((const float *)w + index);
-}
-
 /* Add to `rows` x `panels` sums, all of which stay in registers. x: of the first row and column. w: of
    the first panel and column. is_first: the sums begin here, they are not in `out` yet. */
 INLINE void run_tile(const int rows, const int panels, const int is_half, const float *x, ptrdiff_t x_stride,
@@ -38,7 +31,7 @@ INLINE void run_tile(const int rows, const int panels, const int is_half, const 
             vec weights[GROUP * VECS];
 #pragma GCC unroll 16
             for (int v = 0; v < panels * VECS; v++)
-                weights[v] = load_weights(w, v / VECS * w_stride + k * PANEL + v % VECS * LANES, is_half);
+                weights[v] = load_numbers(w, v / VECS * w_stride + k * PANEL + v % VECS * LANES, is_half);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
                 const vec of_row = repeat(x[r * x_stride + k]);
@@ -53,7 +46,7 @@ INLINE void run_tile(const int rows, const int panels, const int is_half, const 
                 of_rows[r] = repeat(x[r * x_stride + k]);
 #pragma GCC unroll 16
             for (int v = 0; v < panels * VECS; v++) {
-                const vec weights = load_weights(w, v / VECS * w_stride + k * PANEL + v % VECS * LANES, is_half);
+                const vec weights = load_numbers(w, v / VECS * w_stride + k * PANEL + v % VECS * LANES, is_half);
 #pragma GCC unroll 8
                 for (int r = 0; r < rows; r++)
                     sum[r][v] = multiply_add(of_rows[r], weights, sum[r][v]);

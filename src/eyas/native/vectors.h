@@ -52,6 +52,14 @@ INLINE vec choose(ints condition, vec a, vec b)
     return (vec)((condition & (ints)a) | (~condition & (ints)b));
 }
 
+/* Numbers of an array of float32, or of the upper halves of such (bfloat16). */
+INLINE vec load_numbers(const char *from, ptrdiff_t index, const int is_half)
+{
+    if (is_half)
+        return load_half((const uint16_t *)from + index);
+    return load((const float *)from + index);
+}
+
 /* totals[i] = the sum of the lanes of sums[i], in one order of additions. */
 INLINE void add_lanes(const vec sums[LANES], float totals[LANES])
 {
