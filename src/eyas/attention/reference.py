@@ -4,9 +4,9 @@ Promises: a row's result depends on its own prefix alone, bit for bit on the CPU
 and every root-to-leaf path of a tree, becomes a *lane*: its slots in the columns of their positions.
 Compiled code reads the slots where they lie (`native.attention`). Without a compiler, and over a cache
 of another format than the model's, torch attends: keys are gathered, the number of columns of a query
-depends on its position alone (`key_width`), and tiles of queries have heights that give the same bits on
-this machine. So a row has the same products in the same reduction order in every batch (docs/facts.md
-has the measurement).
+depends on its position alone (`key_width`), and tiles of queries have heights that give the same bits
+on this machine. So a row has the same products in the same reduction order in every batch
+(docs/facts.md has the measurement).
 Does not know: models, which rows are prompts and which are drafts.
 
 Legend: N query heads, G key/value heads, J query heads a key/value head, H head dim, Y lanes, L key

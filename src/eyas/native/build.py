@@ -1,8 +1,9 @@
 """Compile a C file of this package with the machine's compiler, once, and load it.
 
 Promises: the library is compiled for this processor and stored in the user's cache folder, by a hash of
-its source, the headers beside it, flags and processor. A folder or file that others may write to is not
-used: the library is then compiled for this process alone. No failure is an error: the reason is returned.
+its source, the headers beside it, flags and processor. A folder or file that others may write to is
+not used: the library is then compiled for this process alone. No failure is an error: the reason is
+returned.
 Does not know: what the code does.
 """
 
