@@ -13,7 +13,7 @@ from eyas.attention import reference
 from eyas.attention.reference import ReferenceAttention
 from eyas.cache.store import LayerStore
 from eyas.models import cpu_has_bfloat16
-from eyas.native.attention import library
+from eyas.native.attention import compiled
 from tests.attention.scenes import Lane, Scene, build, dense, random_parents
 
 LATENT = LayerStore(8, 1, 48, scale=0.2, value_dim=32)
@@ -29,7 +29,7 @@ def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> to
         monkeypatch.setattr(reference, "compiled_attention", lambda *_, **__: None)
         if name == "bfloat16" and not cpu_has_bfloat16():
             pytest.skip("torch is not exact here: this processor has no bfloat16")
-    elif library() is None:
+    elif compiled().library is None:
         pytest.skip("there is no C compiler, or the processor has no vectors")
     return getattr(torch, name)
 

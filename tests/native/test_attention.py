@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.native.attention import CompiledAttention, Queries, compiled_attention, library
+from eyas.native.attention import CompiledAttention, Queries, compiled, compiled_attention
 
 pytestmark = pytest.mark.skipif(
-    library() is None, reason="there is no C compiler, or the processor has no vectors"
+    compiled().library is None, reason="there is no C compiler, or the processor has no vectors"
 )
 LENGTH = 83
 

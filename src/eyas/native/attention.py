@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import record_function
 
-from eyas.native.build import load
+from eyas.native.build import Built, load
 
 DTYPES = (torch.float32, torch.bfloat16)
 """In which keys and values may be."""
@@ -132,17 +132,17 @@ class CompiledAttention:
 
 
 @cache
-def library() -> ctypes.CDLL | None:
-    """Return the compiled library; None, with a log line, where there is none or it miscalculates."""
+def compiled() -> Built:
+    """Return the compiled library, or the reason why there is none."""
     return load(Path(__file__).with_name("attention.c"), "attention", _declare, _is_right)
 
 
-def _declare(compiled: ctypes.CDLL) -> None:
-    compiled.eyas_attend.restype = None
-    compiled.eyas_attend.argtypes = (ctypes.POINTER(_Work), ctypes.c_int)
+def _declare(library: ctypes.CDLL) -> None:
+    library.eyas_attend.restype = None
+    library.eyas_attend.argtypes = (ctypes.POINTER(_Work), ctypes.c_int)
 
 
-def _is_right(compiled: ctypes.CDLL) -> bool:
+def _is_right(library: ctypes.CDLL) -> bool:
     """Whether a small case agrees with torch's attention, and single queries with all at once."""
     generator = torch.Generator().manual_seed(1)
     count, num_heads, num_kv, dim = 75, 6, 2, 40
@@ -150,7 +150,7 @@ def _is_right(compiled: ctypes.CDLL) -> bool:
     kv_S2GH = torch.randn((count, 2, num_kv, dim), generator=generator)
     slots_1L = torch.randperm(count, generator=generator).unsqueeze(0)
     rows_1T = torch.arange(count).unsqueeze(0)
-    attend = CompiledAttention(compiled, value_dim=dim, scale=dim**-0.5)
+    attend = CompiledAttention(library, value_dim=dim, scale=dim**-0.5)
     whole_TND, single_TND, half_TND, rounded_TND = torch.zeros(4, *q_TNH.shape)
     attend(Queries(slots_1L, rows_1T, rows_1T), q_TNH, kv_S2GH, whole_TND)
     for row_1T in rows_1T.split(1, dim=1):
@@ -180,8 +180,8 @@ def compiled_attention(
 
     dtype: of keys and values. The others: as `CompiledAttention`.
     """
-    if dtype not in DTYPES or device.type != "cpu" or (compiled := library()) is None:
+    if dtype not in DTYPES or device.type != "cpu" or (library := compiled().library) is None:
         return None
     return CompiledAttention(
-        compiled, value_dim=value_dim, scale=scale, window=window, first_position=first_position
+        library, value_dim=value_dim, scale=scale, window=window, first_position=first_position
     )

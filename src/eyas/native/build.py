@@ -44,22 +44,21 @@ def load(
     what: str,
     declare: Callable[[ctypes.CDLL], None],
     is_right: Callable[[ctypes.CDLL], bool],
-) -> ctypes.CDLL | None:
-    """Return the library of a C file after a check; None, with a log line, if torch must do its work.
+) -> Built:
+    """Return the library of a C file after a check, or the reason why torch must do its work. A library
+    that miscalculates is not used, with a warning.
 
-    what: the work, for the log. declare: sets the types of the library's functions. is_right: whether
-    it calculates as it should.
+    what: the work, for the warning. declare: sets the types of the library's functions. is_right:
+    whether it calculates as it should.
     """
     built = build(source)
     if built.library is None:
-        log.info("%s by torch: %s", what, built.reason)
-        return None
+        return built
     declare(built.library)
     if not is_right(built.library):
         log.warning("%s by torch: the compiled code is wrong (%s)", what, built.reason)
-        return None
-    log.debug("%s by compiled code, %s", what, built.reason)
-    return built.library
+        return Built(None, f"the compiled code is wrong ({built.reason})")
+    return built
 
 
 def build(source: Path) -> Built:

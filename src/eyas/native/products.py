@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from eyas.native.build import load
+from eyas.native.build import Built, load
 
 BLOCK = 1 << 20
 """Numbers of a weight that are packed at once; it limits the memory that packing needs."""
@@ -92,19 +92,19 @@ class PackedWeight:
 
 
 @cache
-def library() -> ctypes.CDLL | None:
-    """Return the compiled library; None, with a log line, where there is none or it miscalculates."""
+def compiled() -> Built:
+    """Return the compiled library, or the reason why there is none."""
     return load(Path(__file__).with_name("products.c"), "float32 products", _declare, _is_right)
 
 
-def _declare(compiled: ctypes.CDLL) -> None:
-    compiled.eyas_panel.restype = _SIZE
-    compiled.eyas_panel.argtypes = ()
-    compiled.eyas_product.restype = None
-    compiled.eyas_product.argtypes = _ARGUMENTS
+def _declare(library: ctypes.CDLL) -> None:
+    library.eyas_panel.restype = _SIZE
+    library.eyas_panel.argtypes = ()
+    library.eyas_product.restype = None
+    library.eyas_product.argtypes = _ARGUMENTS
 
 
-def _is_right(compiled: ctypes.CDLL) -> bool:
+def _is_right(library: ctypes.CDLL) -> bool:
     """Whether small products agree with torch's, and have the same bits in calls of other sizes."""
     generator = torch.Generator().manual_seed(1)
 
@@ -113,7 +113,7 @@ def _is_right(compiled: ctypes.CDLL) -> bool:
 
     x_TI, weight_OI, bias_O = random(53, 37), random(101, 37), random(101)
     for weight in (weight_OI, weight_OI.bfloat16().float()):
-        product = PackedWeight(weight, compiled)
+        product = PackedWeight(weight, library)
         whole_TO = product(x_TI, bias_O)
         if not torch.allclose(whole_TO, x_TI @ weight.T + bias_O, rtol=1e-4, atol=1e-4):
             return False
@@ -125,10 +125,12 @@ def _is_right(compiled: ctypes.CDLL) -> bool:
 
 def is_available(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether products of this type run by compiled code on this device."""
-    return dtype == torch.float32 and device.type == "cpu" and library() is not None
+    return dtype == torch.float32 and device.type == "cpu" and compiled().library is not None
 
 
 def packed_weight(weight_OI: torch.Tensor) -> PackedWeight | None:
     """Return the packed weight, or None where products of its type or device are torch's."""
-    compiled: Any = library() if is_available(weight_OI.dtype, weight_OI.device) else None
-    return None if compiled is None else PackedWeight(weight_OI, compiled)
+    if not is_available(weight_OI.dtype, weight_OI.device):
+        return None
+    library: Any = compiled().library
+    return PackedWeight(weight_OI, library)
