@@ -33,8 +33,8 @@ from tests.laws.cases import (
 from tests.laws.world import EOS, STOP_ID, Answers, Setting, dtypes
 from tests.thorough import drawn, only_thorough
 
-NUM_DRAWN = drawn(24, 152)
-"""Cases of each of the two types below; every drafter has its turn in the batch of everything."""
+NUM_DRAWN = drawn(40, 152)
+"""Cases of each of the two types below."""
 ENDINGS = {"length", "stop (eos)", *drawn((), ("stop (string)", "stop (id)"))}
 
 THOROUGH = settings(
