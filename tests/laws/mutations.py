@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.abc import InspectLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -778,7 +779,7 @@ def mutate(mutation: Mutation) -> None:
     """
     source = (PACKAGE / mutation.file).read_text()
     before, after = (
-        {code.co_qualname: code for code in _functions_of(compile(text, mutation.file, "exec"))}
+        {code.co_qualname: code for code in _functions_of(InspectLoader.source_to_code(text))}
         for text in (ast.unparse(ast.parse(source)), mutation.apply(PACKAGE))
     )
     name = next((n for n in before if f"{mutation.function}.".startswith(f"{n}.")), None)
