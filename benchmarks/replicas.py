@@ -1,9 +1,9 @@
-"""Two `eyas serve` behind SMG, a router for language model servers: prefix hits, and servers that die.
+"""Two `eyas serve` behind SMG, a router for language models: prefix hits, and servers that die.
 
-`python benchmarks/replicas.py affinity --smg PATH` prints which share of the prompts' tokens was cached,
-for one server and for two behind several policies. `... kills --smg PATH --kills 20` kills one of the two
-while clients stream, starts it again, and counts what the clients saw. PATH is the command `smg` of an
-environment with SMG, such as .venv-clients/smg/bin/smg after `make clients CLIENTS=smg`.
+`python benchmarks/replicas.py affinity --smg PATH` prints which share of the prompts' tokens was
+cached, for one server and for two behind several policies. `... kills --smg PATH --kills 20` kills one
+of the two while clients stream, starts it again, and counts what the clients saw. PATH is the command
+`smg` of an environment with SMG: .venv-clients/smg/bin/smg after `make clients CLIENTS=smg`.
 """
 
 from __future__ import annotations
