@@ -130,7 +130,7 @@ def workers(url: str) -> list[dict[str, Any]]:
         return json.load(answer)["workers"]
 
 
-def conversation(session: int, turn: int) -> list[dict[str, str]]:
+def conversation(session: int, turn: int) -> list[Any]:
     """The messages up to a turn. Two sessions have one system prompt, of some 120 tokens."""
     topic = TOPICS[session // 2]
     rules = " ".join(f"Rule {i}: speak of {topic} number {i}." for i in range(12))
@@ -156,7 +156,7 @@ async def hit_share(url: str, sessions: int, turns: int) -> float:
             async with limit:
                 answer = await client.chat.completions.create(
                     model="builtin",
-                    messages=conversation(session, turn),  # pyrefly: ignore
+                    messages=conversation(session, turn),
                     max_tokens=4,
                     temperature=0,
                     extra_headers={SESSION: f"session-{session}"},
@@ -197,7 +197,7 @@ async def stream(client: openai.AsyncOpenAI, session: int, expected: dict[int, s
         async with asyncio.timeout(ANSWER_SECONDS):
             events = await client.chat.completions.create(
                 model="builtin",
-                messages=conversation(session, 0),  # pyrefly: ignore
+                messages=conversation(session, 0),
                 max_tokens=48,
                 temperature=0,
                 stream=True,

@@ -84,14 +84,17 @@ class Ingress:
             except FAILURES as error:
                 log.warning("attempt %d of a request failed: %s", attempt, error)
                 continue
-            answer = StreamingResponse(_body(first, response), start["status"])
+            answer = StreamingResponse((), start["status"])
             answer.raw_headers = list(start["headers"])
+            has_events = answer.headers.get("content-type", "").startswith("text/event-stream")
+            answer.body_iterator = _body(first, response, has_events)
             return answer
         return ApiError(Code.ANSWER_LOST).response()
 
 
-async def _body(first: Message | None, response: Any) -> AsyncIterator[bytes]:
-    """Yield the body of a response. If its engine dies, the stream ends with an error event."""
+async def _body(first: Message | None, response: Any, has_events: bool) -> AsyncIterator[bytes]:
+    """Yield the body of a response. If its engine dies, a stream of events ends with an error event, and
+    the connection of another body is cut before its end."""
     is_whole = False
     try:
         if first is not None:
@@ -102,6 +105,8 @@ async def _body(first: Message | None, response: Any) -> AsyncIterator[bytes]:
     except FAILURES as error:
         log.warning("a response broke off: %s", error)
         is_whole = True
+        if not has_events:
+            raise
         yield encode_event(ApiError(Code.ANSWER_LOST).body())
         yield DONE_EVENT
     finally:
