@@ -93,7 +93,7 @@ class Ingress:
 
 
 async def _body(first: Message | None, response: Any, has_events: bool) -> AsyncIterator[bytes]:
-    """Yield the body of a response. If its engine dies, a stream of events ends with an error event, and
+    """Yield the body of a response. If its engine dies, a stream of events ends with an error event;
     the connection of another body is cut before its end."""
     is_whole = False
     try:

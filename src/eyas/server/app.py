@@ -60,6 +60,7 @@ def create_app(service: Service) -> ASGIApp:
         ("GET", "/livez", routes.health),
         ("GET", "/ready", routes.ready),
         ("GET", "/readyz", routes.ready),
+        ("GET", "/health_generate", routes.ready),
         ("GET", "/metrics", routes.metrics),
         ("GET", "/v1/models", routes.models),
         ("GET", "/v1/models/{name:path}", routes.model),
