@@ -129,7 +129,12 @@ class EventPublisher:
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="eyas-kv-events", daemon=True)
         self._thread.start()
-        log.info("prefixes are published at %s in blocks of %d", config.endpoint, config.block_size)
+        log.info(
+            "prefixes are published at %s in blocks of %d; who can reach it can read all prompts and "
+            "answers as tokens",
+            config.endpoint,
+            config.block_size,
+        )
         self.publish()
 
     def publish(self) -> None:
