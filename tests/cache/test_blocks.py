@@ -74,7 +74,7 @@ PROMPTS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(prompts=PROMPTS, anew=st.sets(st.integers(0, 13)), forgets=st.sets(st.integers(0, 13)))
 def test_events_give_the_blocks_of_the_cache(
     prompts: list[tuple[str, list[int]]], anew: set[int], forgets: set[int]

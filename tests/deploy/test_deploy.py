@@ -124,7 +124,7 @@ def test_closing_a_response_ends_its_request() -> None:
     async def run() -> None:
         messages = run_call(endless, call_of(b"x"))
         assert (await anext(messages))["status"] == 200
-        await messages.aclose()  # type: ignore[attr-defined]
+        await messages.aclose()
         assert ended.is_set()
 
     asyncio.run(run())

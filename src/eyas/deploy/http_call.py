@@ -7,7 +7,7 @@ Does not know: Ray, what the application does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,9 +98,9 @@ def prompt_prefix(body: bytes, max_chars: int) -> str:
     return "\n".join(parts)[:max_chars]
 
 
-async def run_call(app: ASGIApp, call: HttpCall) -> AsyncIterator[Message]:
+async def run_call(app: ASGIApp, call: HttpCall) -> AsyncGenerator[Message, None]:
     """Yield the messages of the application's response: its start, then the parts of its body. Closing
-    the iterator is for the application a client that has gone."""
+    the generator is for the application a client that has gone."""
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},

@@ -9,7 +9,7 @@ Does not know: where requests come from.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from starlette.types import Message
 
@@ -48,7 +48,7 @@ class LocalServer:
         if not ready.is_set():
             raise RuntimeError(f"the engine cannot be started: {self._running.result()}")
 
-    def call(self, call: HttpCall) -> AsyncIterator[Message]:
+    def call(self, call: HttpCall) -> AsyncGenerator[Message, None]:
         """Yield the messages of the response to a request."""
         return run_call(self._app, call)
 

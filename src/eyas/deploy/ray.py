@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from ray import serve
@@ -48,8 +49,9 @@ class Engine:
 
     async def call(self, call: HttpCall) -> AsyncIterator[Message]:
         """Yield the messages of a response."""
-        async for message in self._server.call(call):
-            yield message
+        async with aclosing(self._server.call(call)) as messages:
+            async for message in messages:
+                yield message
 
     async def check_health(self) -> None:
         self._server.check()
