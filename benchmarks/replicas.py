@@ -32,7 +32,7 @@ HEALTH = (
     *("--health-check-endpoint", "/ready", "--health-check-interval-secs", "1"),
     *("--health-failure-threshold", "1", "--health-success-threshold", "1"),
 )
-START_SECONDS, ANSWER_SECONDS = 120, 60
+START_SECONDS, ANSWER_SECONDS = 120, 300
 SESSION = "x-session-id"
 TOPICS = ("rivers", "bridges", "birds", "cities", "trains", "maps", "seas", "trees")
 TURNS = ("What is the capital of France?", "Name a random city.", "Count to five.", "Say hello.")
@@ -221,26 +221,35 @@ async def stream(client: openai.AsyncOpenAI, session: int, expected: dict[int, s
     return "complete"
 
 
-async def load(url: str, num_clients: int, ends: asyncio.Event) -> Counter[str]:
-    """Stream answers until told to end. Returns how often clients saw what."""
+async def load(url: str, num_clients: int, ends: asyncio.Event) -> dict[str, Any]:
+    """Stream answers until told to end. Returns how often clients saw what, and the longest times."""
     seen: Counter[str] = Counter()
+    slowest: dict[str, float] = {}
     expected: dict[int, str] = {}
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
 
         async def one(number: int) -> None:
             session = number
             while not ends.is_set():
+                started = time.monotonic()
                 outcome = await stream(client, session % (2 * len(TOPICS)), expected)
+                seconds = time.monotonic() - started
                 seen[outcome] += 1
+                slowest[outcome] = max(slowest.get(outcome, 0.0), seconds)
                 session += num_clients
                 if outcome != "complete":
                     await asyncio.sleep(0.05)
 
         await asyncio.gather(*(one(number) for number in range(num_clients)))
-    return seen
+    return {
+        outcome: {"answers": count, "slowest_seconds": round(slowest[outcome], 1)}
+        for outcome, count in seen.most_common()
+    }
 
 
-async def kill_some(url: str, pair: list[EyasServer], count: int, num_clients: int) -> Counter[str]:
+async def kill_some(
+    url: str, pair: list[EyasServer], count: int, num_clients: int
+) -> dict[str, Any]:
     ends = asyncio.Event()
     running = asyncio.create_task(load(url, num_clients, ends))
     try:
@@ -264,7 +273,7 @@ def kills(smg: str, count: int, num_clients: int) -> dict[str, Any]:
         options = ("--policy", "cache_aware", "--cb-timeout-duration-secs", "2")
         with router(smg, [server.url for server in pair], *options) as url:
             seen = asyncio.run(kill_some(url, pair, count, num_clients))
-    return {"kills": count, "clients": num_clients, "answers": dict(seen.most_common())}
+    return {"kills": count, "clients": num_clients, "saw": seen}
 
 
 def main() -> None:
