@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 TRITON := "triton==3.6.0; sys_platform == 'linux'"
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test laws test-capped clients check format gpu memcheck bench docs audit sbom release
+.PHONY: help setup demo test laws test-capped clients ray check format gpu memcheck bench docs audit sbom release
 
 help:
-	@echo "make demo | test | laws | test-capped | clients | check | format | bench | docs | gpu | memcheck | audit | sbom | release | setup"
+	@echo "make demo | test | laws | test-capped | clients | ray | check | format | bench | docs | gpu | memcheck | audit | sbom | release | setup"
 
 setup: $(STAMP)
 
@@ -52,6 +52,23 @@ test-capped: $(STAMP)
 # Other projects' clients against a live server, each in an environment of its own; or CLIENTS="openai ...".
 clients: $(STAMP)
 	$(BIN)/python tools/run_clients.py $(CLIENTS)
+
+# The Ray Serve application on a local cluster. Ray's environment sees the packages of $(VENV).
+RAY := .venv-ray
+$(RAY)/.installed: tests/ray/lock.txt $(STAMP)
+	$(BIN)/python -m venv --clear $(RAY)
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/ray/lock.txt
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> $$($(RAY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/eyas.pth
+	echo $(CURDIR)/src >> $$($(RAY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/eyas.pth
+	@touch $@
+
+ray: export RAY_AUTH_MODE = disabled
+ray: export RAY_USAGE_STATS_ENABLED = 0
+ray: export RAY_agent_register_timeout_ms = 180000
+ray: export RAY_raylet_start_wait_time_s = 240
+ray: $(RAY)/.installed
+	$(RAY)/bin/python -m pytest tests/ray -W default -p no:cacheprovider
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -1,4 +1,5 @@
-"""Run the tests of tests/clients: other projects' clients, unmodified, against one `eyas serve`.
+"""Run the tests of tests/clients: other projects' clients, unmodified, against one `eyas serve`, and
+routers in front of two.
 
 `python tools/run_clients.py [NAME ...]` installs each client with the versions of
 tests/clients/locks/NAME.txt into `.venv-clients/NAME`, starts a server of the built-in model and runs
@@ -25,7 +26,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,8 @@ PYTEST = ("-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider")
 OPTIONS = ("--port", "0", "--threads", "1", "--stall-timeout", "300", "--grammar-timeout", "120")
 START_SECONDS, TEST_SECONDS = 300, 600
 NUM_INSTALLED_AT_ONCE = 2
+ROUTERS = ("smg",)
+"""Clients that stand between clients and two servers."""
 QUIET = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
 """Clients look nothing up while they are tested."""
 
@@ -203,12 +206,12 @@ def _address(process: subprocess.Popen[str], lines: list[str]) -> str:
     raise RuntimeError(f"the server is not ready after {START_SECONDS} seconds")
 
 
-def test(client: Client, url: str) -> str:
-    """Run a client's tests. Returns pytest's closing line; RuntimeError if a test failed or was
-    skipped."""
+def test(client: Client, urls: Sequence[str]) -> str:
+    """Run a client's tests against one server, or a router's in front of two. Returns pytest's closing
+    line; RuntimeError if a test failed or was skipped."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [client.python, *PYTEST, str(client.tests), "--server-url", url],
+        [client.python, *PYTEST, str(client.tests), *_addresses(client, urls)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -224,11 +227,18 @@ def test(client: Client, url: str) -> str:
     return closing
 
 
-def outcome(client: Client, installed: Future[None], url: str) -> str:
+def _addresses(client: Client, urls: Sequence[str]) -> list[str]:
+    addresses = ["--server-url", urls[0]]
+    if client.name in ROUTERS:
+        addresses += ["--second-server-url", urls[1]]
+    return addresses
+
+
+def outcome(client: Client, installed: Future[None], urls: Sequence[str]) -> str:
     """Return the closing line of a client's tests, or say what went wrong, with its output."""
     try:
         installed.result()
-        return test(client, url)
+        return test(client, urls)
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
         print(f"----- {client.name}\n{error}\n-----", flush=True)
         return "FAILED"
@@ -245,9 +255,11 @@ def main() -> int:
     with ThreadPoolExecutor(NUM_INSTALLED_AT_ONCE) as installing:
         prepare = lock if options.lock else install
         prepared = [installing.submit(prepare, client) for client in chosen]
-        with server() as url:
+        num_servers = 2 if any(client.name in ROUTERS for client in chosen) else 1
+        with ExitStack() as stack:
+            urls = [stack.enter_context(server()) for _ in range(num_servers)]
             for client, installed in zip(chosen, prepared, strict=True):
-                outcomes[client.name] = outcome(client, installed, url)
+                outcomes[client.name] = outcome(client, installed, urls)
     for client in chosen:
         print(f"{client.name:<14} {client.version:<12} {outcomes[client.name]}")
     return int("FAILED" in outcomes.values())

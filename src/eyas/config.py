@@ -37,6 +37,72 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     offline: bool = False
 
 
+EventEncoding = Literal["array", "map"]
+
+
+class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Publishing of the prefix cache's content to routers (`eyas.engine.kv_events`). The names up to
+    `topic` are those of vLLM's option.
+
+    enable_kv_cache_events: whether events are published. publisher: "zmq", or "null" for none; None is
+    "zmq" if events are enabled. endpoint: of the PUB socket, which is bound if the address has a
+    wildcard or is of the kind ipc, and else connected. replay_endpoint: of the ROUTER socket that sends
+    past batches again; None has none. buffer_steps: batches that are kept for it. hwm: messages kept
+    for a subscriber that is slow. max_queue_size: batches between the engine and the thread that
+    publishes them. topic: of all messages. block_size: tokens of a block. encoding: how an event is
+    written, "array" as in SGLang and in vLLM until 2026, or "map" as in vLLM since then.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq", "null"] | None = None
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+    block_size: int = 16
+    encoding: EventEncoding = "array"
+
+    @property
+    def is_on(self) -> bool:
+        """Whether events are published."""
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("buffer_steps", 0, 10_000_000),
+            ("hwm", 1, 10_000_000),
+            ("max_queue_size", 1, 10_000_000),
+            ("block_size", 1, 4096),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"cache.kv_events: {name} must be {low} to {high}, not {value}")
+        for name in ("endpoint", "replay_endpoint"):
+            address = getattr(self, name)
+            if address is not None and not address.startswith(("tcp://", "ipc://")):
+                raise ValueError(
+                    f"cache.kv_events: {name}: give tcp://HOST:PORT or ipc://PATH, not {address!r}"
+                )
+
+
+def read_kv_events(text: str) -> KVEventsConfig:
+    """Return the settings that a JSON object has, as the option --kv-events-config. Raises ValueError
+    that names a field that cannot be used."""
+    try:
+        return msgspec.json.decode(text, type=KVEventsConfig)
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"cache.kv_events: {str(error).removeprefix('cache.kv_events: ')}"
+        ) from None
+    except msgspec.DecodeError as error:
+        raise ValueError(
+            f"cache.kv_events: {error}; give a JSON object such as "
+            '{"enable_kv_cache_events": true}'
+        ) from None
+
+
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """num_slots: tokens whose keys and values are stored at once; None computes it from
     memory_fraction.
@@ -45,12 +111,14 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prefix_cache: whether requests share stored prefixes.
     dtype: number format of keys and values. "auto" is that of the model; "fp8_e4m3" takes a byte, with
     the scales of the checkpoint, or 1.
+    kv_events: publishing of the stored prefixes.
     """
 
     num_slots: int | None = None
     memory_fraction: float = 0.85
     prefix_cache: bool = True
     dtype: CacheDtypeName = "auto"
+    kv_events: KVEventsConfig = KVEventsConfig()
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -215,6 +283,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{name}: must be {limit}, not {value}")
         if not 0.05 <= cache.memory_fraction <= 0.98:
             raise ValueError(f"cache.memory_fraction: 0.05 to 0.98, not {cache.memory_fraction}")
+        if cache.kv_events.is_on and not cache.prefix_cache:
+            raise ValueError(
+                "cache.kv_events: without a prefix cache there is nothing to publish; leave out one of "
+                "--kv-events-config and --no-prefix-cache"
+            )
         if cache.dtype not in get_args(CacheDtypeName):
             known = ", ".join(get_args(CacheDtypeName))
             raise ValueError(f"cache.dtype: {cache.dtype!r} is not supported; use one of {known}")

@@ -17,6 +17,7 @@ from eyas.config import (
     GrammarConfig,
     ModelConfig,
     SchedulerConfig,
+    read_kv_events,
 )
 
 MODEL = ModelConfig()
@@ -54,6 +55,7 @@ def engine_config(
     max_graph_batch: int | None = SCHEDULER.max_graph_batch,
     prefix_cache: bool = CACHE.prefix_cache,
     kv_cache_dtype: str = CACHE.dtype,
+    kv_events_config: str | None = None,
     flights: str | int = "auto",
     grammar_backend: str = GRAMMAR.backend,
     grammar_timeout: float = GRAMMAR.compile_seconds,
@@ -63,6 +65,7 @@ def engine_config(
 ) -> EngineConfig:
     """Return the configuration with these settings.
 
+    kv_events_config: a JSON object with the fields of `eyas.config.KVEventsConfig`.
     Raises ValueError, whose message begins with the setting, if one cannot be used.
     """
     if str(flights) not in ("auto", "0", "1"):
@@ -80,6 +83,9 @@ def engine_config(
             memory_fraction=memory_fraction,
             prefix_cache=prefix_cache,
             dtype=CACHE_DTYPES.get(str(kv_cache_dtype), str(kv_cache_dtype)),
+            kv_events=CACHE.kv_events
+            if kv_events_config is None
+            else read_kv_events(kv_events_config),
         ),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,

@@ -130,6 +130,10 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: str
 
 
+class ForgetPrefixes(msgspec.Struct, frozen=True, tag="forget_prefixes"):
+    """Evict the cached prefixes that no running request uses."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine process."""
 
@@ -184,7 +188,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Command = Submit | Abort | Shutdown
+Command = Submit | Abort | ForgetPrefixes | Shutdown
 Reply = Loading | Ready | Deltas | Refused | Heartbeat | Failed
 
 encode = msgspec.msgpack.Encoder().encode

@@ -12,11 +12,12 @@ import urllib.request
 
 import pytest
 
-OPTION = "--server-url"
+OPTION, SECOND = "--server-url", "--second-server-url"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(OPTION, help="address of a running `eyas serve`, without /v1")
+    parser.addoption(SECOND, help="address of another one, for routers")
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +27,15 @@ def server_url(request: pytest.FixtureRequest) -> str:
     if url is None:
         pytest.skip("needs a server: `make clients` starts one")
     return str(url).rstrip("/")
+
+
+@pytest.fixture(scope="session")
+def server_urls(request: pytest.FixtureRequest, server_url: str) -> list[str]:
+    """The addresses of two servers of one model, without /v1."""
+    url = request.config.getoption(SECOND, None)
+    if url is None:
+        pytest.skip("needs two servers: `make clients` starts them")
+    return [server_url, str(url).rstrip("/")]
 
 
 @pytest.fixture(scope="session")

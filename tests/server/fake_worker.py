@@ -95,6 +95,9 @@ class CountingEngine:
     def abort(self, request_id: str) -> None:
         self._live.pop(request_id, None)
 
+    def forget_prefixes(self) -> None:
+        pass
+
     def has_work(self) -> bool:
         return bool(self._live)
 

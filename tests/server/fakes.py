@@ -67,6 +67,7 @@ class FakeClient:
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.idle_seconds = 0.0
+        self.num_forgotten = 0
 
     def health(self) -> EngineHealth:
         return EngineHealth(
@@ -89,6 +90,9 @@ class FakeClient:
                 ),
             ),
         )
+
+    async def forget_prefixes(self) -> None:
+        self.num_forgotten += 1
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)

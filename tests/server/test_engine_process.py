@@ -277,6 +277,7 @@ def test_merged_deltas_say_what_both_said():
     [
         wire.Submit(request("a", n=3)),
         wire.Abort("a"),
+        wire.ForgetPrefixes(),
         wire.Shutdown(),
     ],
 )

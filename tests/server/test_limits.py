@@ -155,7 +155,7 @@ def test_probes_say_what_is_true(directory: Path):
         httpx.Client(base_url=server.url) as http,
     ):
         assert http.get("/health").status_code == http.get("/livez").status_code == 200
-        for path in ("/ready", "/readyz", "/v1/models"):
+        for path in ("/ready", "/readyz", "/health_generate", "/v1/models"):
             response = http.get(path)
             assert response.status_code == 503
             assert response.headers["retry-after"]

@@ -20,7 +20,7 @@ CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 PAGE = "http://localhost:3000"
 OTHER = "http://evil.example"
-PROBES = ("/health", "/livez", "/ready", "/readyz")
+PROBES = ("/health", "/livez", "/ready", "/readyz", "/health_generate")
 
 
 @pytest.fixture(scope="module")

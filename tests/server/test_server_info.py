@@ -54,6 +54,13 @@ def test_routers_find_the_load(http: httpx.Client, fake: FakeClient):
     assert load["token_usage"] == 0.4 and load["utilization"] == load["cache_hit_rate"] == 0
 
 
+@pytest.mark.parametrize("path", ["/flush_cache", "/reset_prefix_cache"])
+def test_the_prefix_cache_can_be_emptied(http: httpx.Client, fake: FakeClient, path: str):
+    assert http.post(path).status_code == 200 and fake.num_forgotten == 1
+    fake.info = None
+    assert http.post(path).status_code == 503
+
+
 @pytest.mark.parametrize(("path", "older"), [pair for pair in ROUTES.items() if pair[1]])
 def test_older_spellings_say_the_same(http: httpx.Client, fake: FakeClient, path: str, older: str):
     new, old = http.get(path).json(), http.get(older).json()

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from eyas.cache.radix import RadixNode, RadixTree
+from eyas.cache.blocks import BlockEvent, BlockLog
+from eyas.cache.node import RadixNode
+from eyas.cache.radix import RadixTree
 from eyas.cache.slots import SlotPool
 from eyas.cache.snapshots import SnapshotPool
 from eyas.cache.windows import WindowSlots
@@ -77,7 +79,8 @@ class CacheManager:
     num_slots: usable slots. shares_prefixes: whether stored prefixes are shared between sequences.
     num_snapshots: how many states of sequences can be kept, where layers have one; None where keys and
     values are all that is stored of a prefix. windows: (number of window slots, widest window), where
-    layers with a window have fewer slots than the others.
+    layers with a window have fewer slots than the others. blocks: gets the changes of the stored
+    prefixes, in blocks; None logs none.
     """
 
     def __init__(
@@ -87,9 +90,10 @@ class CacheManager:
         shares_prefixes: bool = True,
         num_snapshots: int | None = None,
         windows: tuple[int, int] | None = None,
+        blocks: BlockLog | None = None,
     ) -> None:
         self._pool = SlotPool(num_slots)
-        self._tree = RadixTree()
+        self._tree = RadixTree(blocks)
         self._leases: set[Lease] = set()
         self.shares_prefixes = shares_prefixes
         self.num_slots = num_slots
@@ -301,6 +305,24 @@ class CacheManager:
             self._give(lease.slots[num_kept : lease.num_stored])
         if lease.node is not None:
             self._tree.unlock(lease.node)
+
+    def forget_prefixes(self) -> int:
+        """Evict all prefixes that no sequence holds. Returns the number of their slots."""
+        evicted = self._tree.evict(self._tree.num_evictable)
+        self._give(evicted)
+        self._give_dropped()
+        if not self._tree.num_slots:
+            self._tree.log_anew()
+        return len(evicted)
+
+    def take_block_events(self) -> list[BlockEvent]:
+        """Return the changes of the stored prefixes since the last call, in blocks; empty if they are
+        not logged."""
+        return [] if self._tree.blocks is None else self._tree.blocks.take()
+
+    def log_blocks_anew(self) -> None:
+        """Replace what the log of blocks holds by the events that make the present content."""
+        self._tree.log_anew()
 
     def stats(self) -> CacheStats:
         """Return the numbers of free, held and cached slots."""

@@ -8,27 +8,12 @@ Does not know: sequences, the pool of free slots, what a slot holds.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
 
-
-@dataclass(slots=True, eq=False)
-class RadixNode:
-    """A node with the edge above it: `tokens` and their `slots`. namespace: only set on roots.
-
-    snapshot: of the sequence state after the node's last token; None if there is none.
-    """
-
-    tokens: np.ndarray
-    slots: np.ndarray
-    parent: RadixNode | None
-    children: dict[int, RadixNode] = field(default_factory=dict)
-    num_locks: int = 0
-    last_used: int = 0
-    namespace: str = ""
-    snapshot: int | None = None
+from eyas.cache.blocks import BlockLog
+from eyas.cache.node import RadixNode
 
 
 def _common_length(a: np.ndarray, b: np.ndarray) -> int:
@@ -41,9 +26,13 @@ _EMPTY = np.empty(0, dtype=np.int64)
 
 
 class RadixTree:
-    """The prefixes of all namespaces. Tokens and slots are int64 arrays."""
+    """The prefixes of all namespaces. Tokens and slots are int64 arrays.
 
-    def __init__(self) -> None:
+    blocks: gets the changes in blocks; None logs none.
+    """
+
+    def __init__(self, blocks: BlockLog | None = None) -> None:
+        self.blocks = blocks
         self._roots: dict[str, RadixNode] = {}
         self._clock = count(1)
         self._heap: list[tuple[int, int, RadixNode]] = []
@@ -83,13 +72,16 @@ class RadixTree:
         stored, node = self.match(tokens, namespace)
         num_stored = len(stored)
         if num_stored < len(tokens):
-            child = RadixNode(tokens[num_stored:].copy(), slots[num_stored:].copy(), node)
+            own_tokens, own_slots = tokens[num_stored:].copy(), slots[num_stored:].copy()
+            child = RadixNode(own_tokens, own_slots, node, num_stored)
             child.last_used = next(self._clock)
             node.children[int(child.tokens[0])] = child
             if node.parent is None:
                 self._roots[namespace] = node
             self._num_nodes += 1
             self.num_slots += len(child.slots)
+            if self.blocks is not None:
+                self.blocks.store(child, tokens, namespace)
             self._push(child)
             node = child
         return num_stored, node
@@ -136,6 +128,8 @@ class RadixTree:
             assert parent is not None
             del parent.children[int(node.tokens[0])]
             freed.append(node.slots)
+            if self.blocks is not None:
+                self.blocks.remove(node)
             if node.snapshot is not None:
                 self.dropped_snapshots.append(node.snapshot)
                 node.snapshot = None
@@ -150,6 +144,11 @@ class RadixTree:
                 self._push(parent)
         return np.concatenate(freed) if freed else _EMPTY
 
+    def log_anew(self) -> None:
+        """Replace what the log of blocks holds by the events that make the present content."""
+        if self.blocks is not None:
+            self.blocks.begin_anew(self._roots)
+
     def all_slots(self) -> np.ndarray:
         """Return all slots of the tree, for integrity checks."""
         parts, stack = [], list(self._roots.values())
@@ -163,12 +162,15 @@ class RadixTree:
         """Split an edge: a new node takes its first `length` tokens. Returns the new node."""
         parent = node.parent
         assert parent is not None and 0 < length < len(node.tokens)
-        upper = RadixNode(node.tokens[:length], node.slots[:length], parent)
+        upper = RadixNode(node.tokens[:length], node.slots[:length], parent, node.start)
         self._num_nodes += 1
         upper.num_locks, upper.last_used = node.num_locks, node.last_used
         upper.children[int(node.tokens[length])] = node
         parent.children[int(upper.tokens[0])] = upper
         node.tokens, node.slots, node.parent = node.tokens[length:], node.slots[length:], upper
+        node.start += length
+        if self.blocks is not None:
+            self.blocks.split(upper, node)
         return upper
 
     def _split_tail(self, leaf: RadixNode, num_tail: int) -> RadixNode:

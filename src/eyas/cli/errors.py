@@ -16,6 +16,7 @@ OPTION_OF_SETTING = {
     "model.dtype": "--dtype",
     "model.max_model_len": "--max-model-len",
     "cache.num_slots": "--num-slots",
+    "cache.kv_events": "--kv-events-config",
     "cache.dtype": "--kv-cache-dtype",
     "cache.memory_fraction": "--memory-fraction",
     "scheduler.max_num_seqs": "--max-num-seqs",

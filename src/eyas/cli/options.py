@@ -230,6 +230,16 @@ NoPrefixCache = Annotated[
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
+KVEvents = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-events-config",
+        metavar="<json>",
+        help="Publish which prefixes are cached, for routers, as vLLM does: a JSON object such as "
+        '\'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}\'.',
+        rich_help_panel=RESOURCE_PANEL,
+    ),
+]
 Flights = Annotated[
     str,
     typer.Option(

@@ -295,6 +295,7 @@ def serve(
         ),
     ] = MAX_WAITING,
     no_prefix_cache: options.NoPrefixCache = False,
+    kv_events_config: options.KVEvents = None,
     flights: options.Flights = "auto",
     peers: PeerOptions,
 ) -> None:
@@ -314,6 +315,7 @@ def serve(
         **vars(white_space),
         **vars(resources),
         "no_prefix_cache": no_prefix_cache,
+        "kv_events_config": kv_events_config,
         "flights": flights,
         "max_waiting": max_waiting,
         "drain_timeout": drain_timeout,

@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from eyas.attention import attention_units, open_attention
-from eyas.cache import CacheManager, KVStore
+from eyas.cache import BlockLog, CacheManager, KVStore
 from eyas.cache.store import KVScales
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
@@ -37,6 +37,7 @@ from eyas.engine.drafting import (
 )
 from eyas.engine.engine import Engine
 from eyas.engine.exactness import check_exactness
+from eyas.engine.kv_events import EventPublisher, check_endpoints
 from eyas.engine.kv_format import kv_dtype_name, resolve_kv_dtype
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.verifier import Verify, verify
@@ -108,6 +109,7 @@ def build_engine(
     progress = progress or (lambda stage, done, total: None)
     progress("opening the device", 0, 0)
     hardware = open_device(config.device)
+    check_endpoints(config.cache.kv_events)
     parts = load(config, hardware, progress, drafts=own_drafter is None)
     progress("preparing steps", 0, 0)
     return assemble(config, hardware, parts, own_drafter)
@@ -409,11 +411,13 @@ def connect(
             scheduling.max_num_seqs,
             num_snapshots,
         )
+    events = config.cache.kv_events
     cache = CacheManager(
         info.num_slots,
         shares_prefixes=config.cache.prefix_cache,
         num_snapshots=num_snapshots,
         windows=None if windows is None else (windows.num_window_slots, windows.window),
+        blocks=BlockLog(events.block_size) if events.is_on else None,
     )
     table = SequenceTable(
         scheduling.max_num_seqs,
@@ -441,6 +445,7 @@ def connect(
         max_graph_batch=scheduling.max_graph_batch,
         tokenizer=tokenizer,
         verify=verify,
+        publisher=EventPublisher(events, cache) if events.is_on else None,
     )
 
 

@@ -28,6 +28,7 @@ from eyas.draft import Drafter
 from eyas.engine.admission import check_request
 from eyas.engine.commit import Committer
 from eyas.engine.flight import Flight
+from eyas.engine.kv_events import EventPublisher
 from eyas.engine.launch import Launcher
 from eyas.engine.metrics import Metrics
 from eyas.engine.scheduler import Scheduler
@@ -48,7 +49,8 @@ class Engine:
     tokenizer: None if prompts and answers are token ids only. grammars: compiles output grammars; None
     if outputs cannot be constrained. mask_seconds: time limit for the masks of one step; draft nodes
     without a mask by then are not used. verify: computes the verdicts. max_graph_batch: see
-    `eyas.config.SchedulerConfig`.
+    `eyas.config.SchedulerConfig`. publisher: publishes the content of the prefix cache; None if nobody
+    is told.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Engine:
         mask_seconds: float,
         verify: Verify,
         max_graph_batch: int | None = None,
+        publisher: EventPublisher | None = None,
     ) -> None:
         self.runner = runner
         self.cache = cache
@@ -76,6 +79,7 @@ class Engine:
         self.metrics = Metrics()
         self._tokenizer = tokenizer
         self._grammars = grammars
+        self._publisher = publisher
         self.launcher = Launcher(
             runner, table, drafter, info, self.metrics, mask_seconds, verify, max_graph_batch
         )
@@ -128,6 +132,7 @@ class Engine:
 
     def _take_deltas(self) -> list[Delta]:
         """Return the deltas that are ready, and forget the requests that have finished."""
+        self._publish()
         deltas, self._ready = self._ready, []
         for delta in deltas:
             sequences = self._requests.get(delta.request_id)
@@ -136,6 +141,16 @@ class Engine:
             if all(sequence.status is Status.FINISHED for sequence in sequences):
                 del self._requests[delta.request_id]
         return deltas
+
+    def forget_prefixes(self) -> None:
+        """Evict all prefixes that no running request uses."""
+        self.cache.forget_prefixes()
+        self._publish()
+
+    def _publish(self) -> None:
+        """Publish what changed in the prefix cache."""
+        if self._publisher is not None:
+            self._publisher.publish()
 
     def compile(self, spec: OutputSpec) -> Future[Grammar]:
         """Start compiling the grammar of an output on another thread.
@@ -222,6 +237,8 @@ class Engine:
         if self._grammars is not None:
             self._grammars.close()
         self.launcher.masking.close()
+        if self._publisher is not None:
+            self._publisher.close()
 
     def _stop_checker(self, request: Request, max_length: int) -> StopChecker:
         marked_ids: frozenset[int] = frozenset()

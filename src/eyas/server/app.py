@@ -60,6 +60,7 @@ def create_app(service: Service) -> ASGIApp:
         ("GET", "/livez", routes.health),
         ("GET", "/ready", routes.ready),
         ("GET", "/readyz", routes.ready),
+        ("GET", "/health_generate", routes.ready),
         ("GET", "/metrics", routes.metrics),
         ("GET", "/v1/models", routes.models),
         ("GET", "/v1/models/{name:path}", routes.model),
@@ -76,6 +77,8 @@ def create_app(service: Service) -> ASGIApp:
         ("GET", "/v1/responses/{id}", responses.retrieve),
         ("DELETE", "/v1/responses/{id}", responses.delete),
         ("POST", "/generate", routes.generate),
+        ("POST", "/flush_cache", routes.forget_prefixes),
+        ("POST", "/reset_prefix_cache", routes.forget_prefixes),
         ("POST", "/tokenize", routes.tokenize),
         ("POST", "/detokenize", routes.detokenize),
     ]
@@ -168,6 +171,12 @@ class _Routes:
 
     async def loads(self, http: HttpRequest) -> Response:
         return _json_response(server_info.loads(self._service))
+
+    async def forget_prefixes(self, http: HttpRequest) -> Response:
+        """Evict the cached prefixes that no running answer uses: SGLang's and vLLM's routes."""
+        self._service.check_open()
+        await self._service.client.forget_prefixes()
+        return _json_response({"status": "ok"})
 
     async def chat(self, http: HttpRequest) -> Response:
         body, processor = await self._reader.read(http, ChatBody)

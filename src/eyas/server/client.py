@@ -84,6 +84,10 @@ class EngineClient(Protocol):
         """Abort a request. Does nothing if the id is unknown."""
         ...
 
+    async def forget_prefixes(self) -> None:
+        """Evict the cached prefixes that no running request uses, before later requests are read."""
+        ...
+
     def health(self) -> EngineHealth:
         """Return the state of the engine, without waiting for it."""
         ...
@@ -308,6 +312,9 @@ class EngineProcess:
         if buffer is not None and buffer.unfinished:
             buffer.end(Code.ANSWER_ENDED)
             await self._send(wire.Abort(request_id))
+
+    async def forget_prefixes(self) -> None:
+        await self._send(wire.ForgetPrefixes())
 
     async def _send(self, command: wire.Command) -> None:
         if self._socket is not None and not self._socket.closed:

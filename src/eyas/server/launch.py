@@ -170,14 +170,11 @@ def new_server(service: Service, on_signal: Callable[[int], None]) -> Server:
     return Server(config, connections, on_signal)
 
 
-async def _serve(
-    config: EngineConfig,
-    options: ServerOptions,
-    listener: socket.socket,
-    command: Sequence[str] | None,
-    traces: Traces | None,
-) -> int:
-    client = EngineSupervisor(
+def new_supervisor(
+    config: EngineConfig, options: ServerOptions, command: Sequence[str] | None = None
+) -> EngineSupervisor:
+    """Create what keeps the server's engine running. command: of the engine process."""
+    return EngineSupervisor(
         partial(
             EngineProcess,
             config,
@@ -189,6 +186,16 @@ async def _serve(
         ),
         max_restarts=options.max_restarts,
     )
+
+
+async def _serve(
+    config: EngineConfig,
+    options: ServerOptions,
+    listener: socket.socket,
+    command: Sequence[str] | None,
+    traces: Traces | None,
+) -> int:
+    client = new_supervisor(config, options, command)
     service = Service(config, options, client)
     if traces is not None:
         service.reporters.append(traces.report)
@@ -217,7 +224,7 @@ async def _serve(
     async def run_engine() -> None:
         nonlocal status
         try:
-            reason = await client.run(partial(_on_ready, service))
+            reason = await client.run(partial(on_ready, service))
         except Exception:
             log.exception("the supervisor of the engine failed")
             reason = "the server failed"
@@ -247,7 +254,7 @@ async def _serve(
     return status
 
 
-async def _on_ready(service: Service) -> None:
+async def on_ready(service: Service) -> None:
     """Load the text processor of the ready engine's model. ValueError if that is not possible."""
     await service.load_text_processor()
     info = service.client.info

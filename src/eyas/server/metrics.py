@@ -13,6 +13,7 @@ import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from eyas.config import KVEventsConfig
 from eyas.core import DraftCounts
 from eyas.schemas import PREPARED
 from eyas.server.client import EngineHealth, num_used_slots
@@ -28,8 +29,9 @@ _COUNTS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144)
 
 
 class _EngineCollector(Collector):
-    def __init__(self, health: Callable[[], EngineHealth], model: str) -> None:
+    def __init__(self, health: Callable[[], EngineHealth], model: str, block_size: int) -> None:
         self._health = health
+        self._block_size = block_size
         self._labels = {"model_name": model}
 
     def collect(self) -> Iterator[Metric]:
@@ -106,6 +108,7 @@ class _EngineCollector(Collector):
             "grammar_mask_seconds": ("Seconds spent filling masks", stats.grammar.mask_seconds),
         }
         names, values = list(self._labels), list(self._labels.values())
+        yield self._cache_config(stats.num_slots)
         for name, (text, value) in gauges.items():
             gauge = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=names)
             gauge.add_metric(values, value)
@@ -122,6 +125,18 @@ class _EngineCollector(Collector):
         yield refused
         yield from self._draft_counters(stats.drafts)
         yield self._node_counter(stats.nodes)
+
+    def _cache_config(self, num_slots: int) -> Metric:
+        """Return the size of the cache in blocks of events, as routers count it. There is none before
+        the engine is ready."""
+        labels = [*self._labels, "block_size", "num_gpu_blocks"]
+        info = GaugeMetricFamily(
+            f"{PREFIX}cache_config_info", "Size of the cache in blocks, as labels", labels=labels
+        )
+        if num_slots:
+            blocks = (str(self._block_size), str(num_slots // self._block_size))
+            info.add_metric([*self._labels.values(), *blocks], 1)
+        return info
 
     def _draft_counters(self, drafts: DraftCounts) -> Iterator[Metric]:
         """Yield the counters of drafts, each with one more label. Depths start at 0, as in vLLM."""
@@ -202,11 +217,16 @@ class Metrics:
     """The metrics of one server, in a registry of its own."""
 
     def __init__(
-        self, health: Callable[[], EngineHealth], model: str, names: MetricsNames = "eyas"
+        self,
+        health: Callable[[], EngineHealth],
+        model: str,
+        names: MetricsNames = "eyas",
+        block_size: int = KVEventsConfig().block_size,
     ) -> None:
-        """names: the engine whose names the metrics have in addition."""
+        """names: the engine whose names the metrics have in addition. block_size: tokens of a block of
+        the cache's events."""
         self.registry = prometheus_client.CollectorRegistry()
-        self.registry.register(_EngineCollector(health, model))
+        self.registry.register(_EngineCollector(health, model, block_size))
         self._model = model
         self._collector = AliasedCollector(
             self.registry, names, lambda: health().stats, {"model_name": model}

@@ -23,7 +23,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _SAME_IN_VLLM = """
-num_requests_running num_requests_waiting kv_cache_usage_perc num_preemptions prompt_tokens
+num_requests_running num_requests_waiting cache_config_info num_preemptions prompt_tokens
 generation_tokens prefix_cache_queries prefix_cache_hits spec_decode_num_drafts
 spec_decode_num_draft_tokens spec_decode_num_accepted_tokens spec_decode_num_accepted_tokens_per_pos
 time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds
@@ -35,6 +35,10 @@ ALIASES: Mapping[MetricsNames, Mapping[str, Sequence[str]]] = {
     "eyas": {},
     "vllm": {
         **{name: (f"vllm:{name}",) for name in _SAME_IN_VLLM},
+        "kv_cache_usage_perc": (
+            "vllm:kv_cache_usage_perc",
+            "vllm:gpu_cache_usage_perc",  # its older name, which endpoint pickers may still read
+        ),
         "inter_token_latency_seconds": (
             "vllm:inter_token_latency_seconds",
             "vllm:time_per_output_token_seconds",  # its older name, which dashboards still have

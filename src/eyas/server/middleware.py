@@ -29,7 +29,7 @@ from eyas.server.service import Service
 
 log = logging.getLogger("eyas.server")
 
-PROBES = frozenset({"/health", "/ready", "/livez", "/readyz"})
+PROBES = frozenset({"/health", "/ready", "/livez", "/readyz", "/health_generate"})
 ALLOWED_WHILE_DRAINING = PROBES | {"/metrics"}
 EXPOSED_HEADERS = ("x-request-id", "retry-after")
 """Headers of an answer that web pages may read, besides those that CORS always allows."""

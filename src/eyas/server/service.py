@@ -45,7 +45,9 @@ class Service:
         self.prepare_pool = FairThreadPool(options.text_timeout_seconds)
         self.parse_pool = FairThreadPool(options.text_timeout_seconds, num_threads=1)
         self.encode_pool = ThreadPoolExecutor(1, thread_name_prefix="eyas-write")
-        self.metrics = Metrics(client.health, self.names[0], options.metrics_names)
+        self.metrics = Metrics(
+            client.health, self.names[0], options.metrics_names, config.cache.kv_events.block_size
+        )
         self.reporters: list[Callable[[RequestRecord], None]] = [log_request]
         self.response_store = ResponseStore(
             options.response_store_bytes,

@@ -72,6 +72,9 @@ class EngineSupervisor:
     async def abort(self, request_id: str) -> None:
         await self._process.abort(request_id)
 
+    async def forget_prefixes(self) -> None:
+        await self._process.forget_prefixes()
+
     def health(self) -> EngineHealth:
         """Return the health of the current engine. Its counters include those of the engines before
         it."""
