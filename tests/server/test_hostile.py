@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets a 4xx in OpenAI's shape and the server goes on."""
+"""Whatever a client sends, it gets a 4xx in the shape of the route and the server goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tests.server.fakes import FakeClient
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
-ALL_PATHS = (CHAT, TEXT, "/generate", "/tokenize", "/detokenize", "/v1/responses")
+ALL_PATHS = (
+    *(CHAT, TEXT, "/generate", "/tokenize", "/detokenize", "/v1/responses"),
+    *("/v1/messages", "/v1/messages/count_tokens"),
+)
 USER = [{"role": "user", "content": "x"}]
 
 
@@ -26,6 +29,11 @@ def text(**fields: Any) -> tuple[str, bytes]:
 
 def respond(**fields: Any) -> tuple[str, bytes]:
     return "/v1/responses", json.dumps({"model": "tiny", "input": "x", **fields}).encode()
+
+
+def anthropic(**fields: Any) -> tuple[str, bytes]:
+    body = {"model": "tiny", "messages": USER, "max_tokens": 5, **fields}
+    return "/v1/messages", json.dumps(body).encode()
 
 
 def messages(*values: Any) -> tuple[str, bytes]:
@@ -358,6 +366,8 @@ def corpus() -> list[tuple[str, bytes]]:
     ] + [chat(stream_options={"include_usage": True})]
     found += [respond(**{name: value}) for name, values in FIELDS.items() for value in values]
     found += [respond(input=value) for value in INPUTS]
+    found += [anthropic(**{name: value}) for name, values in FIELDS.items() for value in values]
+    found += [anthropic(messages=value) for value in CHAT_FIELDS["messages"]]
     found += [text(**{name: value}) for name, values in FIELDS.items() for value in values]
     found += [chat(**{name: value}) for name, values in CHAT_FIELDS.items() for value in values]
     found += [text(**{name: value}) for name, values in TEXT_FIELDS.items() for value in values]
@@ -421,7 +431,9 @@ def test_every_hostile_body_is_a_refusal_in_the_right_shape(http: httpx.Client, 
         shown = (path, body[:300], response.status_code, response.text[:300])
         assert 400 <= response.status_code < 500, shown
         error = response.json()["error"]
-        assert set(error) == {"message", "type", "param", "code", "excerpt", "docs"}, shown
+        details = {"details"} if path.startswith("/v1/messages") else set()
+        names = {"message", "type", "param", "code", "excerpt", "docs"}
+        assert set(error) == names | details, shown
         assert error["message"] and "Traceback" not in error["message"], shown
         assert "Error(" not in error["message"] and len(error["message"]) < 1000, shown
     assert http.get("/ready").status_code == 200

@@ -73,10 +73,16 @@ def test_every_route_but_the_probes_wants_the_key(directory: Path):
                 response = http.request(method, path, headers=headers)
                 assert response.status_code == 401, (path, key)
                 assert response.json()["error"]["code"] == "invalid_api_key"
+        bearer = {"authorization": "Bearer first-key"}
+        for refused in ({"x-api-key": "wrong"}, bearer | {"x-api-key": "second-key"}):
+            assert http.get("/v1/models", headers=refused).status_code == 401
+        twice = [("x-api-key", "first-key")] * 2
+        assert http.get("/v1/models", headers=twice).status_code == 401
         for key in ("first-key", "second-key"):
-            headers = {"authorization": f"Bearer {key}"}
-            assert http.get("/v1/models", headers=headers).status_code == 200
-            assert http.post(CHAT, json=BODY, headers=headers).status_code == 200
+            bearer, own = {"authorization": f"Bearer {key}"}, {"x-api-key": key}
+            for headers in (bearer, own, bearer | own):
+                assert http.get("/v1/models", headers=headers).status_code == 200
+            assert http.post(CHAT, json=BODY, headers=bearer).status_code == 200
 
 
 def test_holders_of_different_keys_share_no_prefixes(directory: Path):

@@ -86,6 +86,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x", "max_tokens": 100},
     "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 100}},
     "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 100},
 }
 
 
@@ -94,6 +95,9 @@ def texts_of(path: str, text: str) -> list[str]:
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     if path == "/v1/responses":
         return [event["delta"] for event in events if event["type"].endswith("text.delta")]
+    if path == "/v1/messages":
+        deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+        return [delta["text"] for delta in deltas]
     if path == "/generate":
         totals = ["", *(event["text"] for event in events)]
         new = [after.removeprefix(before) for before, after in pairwise(totals)]

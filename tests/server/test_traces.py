@@ -91,6 +91,14 @@ def test_a_chat_has_a_span_with_current_names_and_no_content(
     assert SECRET not in span.to_json() and "capital" not in span.to_json()
 
 
+def test_a_message_has_the_span_of_a_chat(http: httpx.Client, fake: FakeClient, spans: Any) -> None:
+    message = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 5}
+    http.post("/v1/messages", json=message)
+    span = only(spans)
+    assert span.name == "chat tiny" and span.attributes["gen_ai.request.max_tokens"] == 5
+    assert SECRET not in span.to_json()
+
+
 def test_a_stream_tells_when_its_first_chunk_came(
     http: httpx.Client, fake: FakeClient, spans: Any
 ) -> None:

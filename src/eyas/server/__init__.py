@@ -1,4 +1,5 @@
-"""The HTTP process: OpenAI's routes, and SGLang's native one, in front of one engine process.
+"""The HTTP process: OpenAI's routes, Anthropic's messages and SGLang's native route, in front of one
+engine process.
 
 A chat request passes through these modules in this order. `middleware` checks its host, origin and key.
 `app` reads and validates the body (`body`, `request_models`) and calls `chat`, which makes an engine
@@ -11,6 +12,8 @@ and tool calls, and `sse` writes the chunks as events. Without `stream`, `answer
 `completions` and `generate`, each of which makes requests and formats answers. `/v1/responses`
 (`response_routes`) is a chat in another form: `responses` and `response_input` convert its request to
 that of a chat, `response_format` and `response_items` write its answer, and `response_store` keeps it.
+So is `/v1/messages` (`messages_routes`): `messages` and `messages_input` convert its request,
+`messages_format` and `messages_blocks` write its answer. `converted_chat` prepares both.
 
 Promises: imports neither torch nor the engine; every field that is accepted works, and every other
 field is a 400 that names it; a client always gets an answer.

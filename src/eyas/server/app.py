@@ -1,6 +1,7 @@
 """The routes: each handler reads a request, prepares it and returns its response.
 
-Promises: answers and errors have OpenAI's shapes, those for unknown routes and methods included.
+Promises: answers and errors have the shapes of the route's API, those for unknown routes and methods
+OpenAI's.
 Does not know: how tokens are generated, sockets, processes.
 """
 
@@ -29,7 +30,8 @@ from eyas.server.error_context import ErrorContext
 from eyas.server.errors import ApiError
 from eyas.server.formats import token_text
 from eyas.server.generate import GenerateFormat, generate_requests
-from eyas.server.middleware import ServerMiddleware, refusal
+from eyas.server.messages_routes import MessagesRoutes
+from eyas.server.middleware import MESSAGES_ROUTE, ServerMiddleware, refusal
 from eyas.server.missing_routes import no_such_route
 from eyas.server.request_models import (
     ChatBody,
@@ -55,6 +57,7 @@ def create_app(service: Service) -> ASGIApp:
     reader = RequestReader(service)
     routes = _Routes(service, reader)
     responses = ResponseRoutes(service, reader)
+    messages = MessagesRoutes(service, reader)
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/health", routes.health),
         ("GET", "/livez", routes.health),
@@ -76,6 +79,8 @@ def create_app(service: Service) -> ASGIApp:
         ("POST", "/v1/responses", responses.create),
         ("GET", "/v1/responses/{id}", responses.retrieve),
         ("DELETE", "/v1/responses/{id}", responses.delete),
+        ("POST", MESSAGES_ROUTE, messages.create),
+        ("POST", f"{MESSAGES_ROUTE}/count_tokens", messages.count_tokens),
         ("POST", "/generate", routes.generate),
         ("POST", "/flush_cache", routes.forget_prefixes),
         ("POST", "/reset_prefix_cache", routes.forget_prefixes),

@@ -202,7 +202,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
 
 def _is_plain_text(path: JsonPath) -> bool:
     """Whether the string at this path is only read by the model."""
-    if path[0] in ("prompt", "text"):
+    if path[0] in ("prompt", "text", "system"):
         return True
     if path[0] in ("instructions", "input") and len(path) == 1:
         return True

@@ -100,7 +100,7 @@ class Code(Enum):
     INVALID_API_KEY = (
         401,
         "no valid API key",
-        "send it as the header 'Authorization: Bearer <key>'",
+        "send it as the header 'Authorization: Bearer <key>' or 'x-api-key: <key>'",
     )
     HOST_NOT_ALLOWED = (
         403,

@@ -6,7 +6,7 @@ which fields there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from pydantic import BaseModel
@@ -30,6 +30,14 @@ def renamed(error: RequestError | ApiError, rename: Rename) -> ApiError:
         message = new + message[len(old) :]
     retry_after = api_error.retry_after or 0
     return ApiError(api_error.code, message, param=new, retry_after=retry_after)
+
+
+def by_prefix(path: str, renames: Iterable[tuple[str, str]]) -> str:
+    """Return the path with the first of the old names that it begins with replaced by the new one."""
+    for old, new in renames:
+        if path == old or path.startswith((f"{old}.", f"{old}[")):
+            return new + path[len(old) :]
+    return path
 
 
 class ErrorContext:

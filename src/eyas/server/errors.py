@@ -1,4 +1,4 @@
-"""The errors that clients get, in OpenAI's shape.
+"""The errors that clients get, in OpenAI's shape, and for /v1/messages in Anthropic's.
 
 Promises: messages are written here, in `eyas.server.codes` or in a `RequestError`; none is the repr
 of an exception. Every error has a body with a remedy, a code and the address of its explanation.
@@ -30,6 +30,16 @@ _TYPES = {
     500: "server_error",
     503: "service_unavailable_error",
 }
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+"""Other statuses are an invalid_request_error."""
 RETRY_SECONDS = 1
 DOCS = "https://github.com/eyas-engine/eyas/blob/main/docs/errors.md"
 
@@ -79,7 +89,18 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> Response:
+    def anthropic_body(self) -> dict[str, Any]:
+        """Return the body for /v1/messages: the same fields, and the code where Anthropic's clients
+        read it."""
+        error = {
+            **self.body()["error"],
+            "type": _ANTHROPIC_TYPES.get(self.status, "invalid_request_error"),
+            "details": {"error_code": self.code.word},
+        }
+        return {"type": "error", "error": error}
+
+    def response(self, body: dict[str, Any] | None = None) -> Response:
+        """Return the response. body: by default in OpenAI's shape."""
         headers = {}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
@@ -88,7 +109,7 @@ class ApiError(Exception):
         if self.status in (408, 413) or self.code is Code.DRAINING:
             headers["connection"] = "close"
         return Response(
-            msgspec.json.encode(self.body()),
+            msgspec.json.encode(self.body() if body is None else body),
             self.status,
             headers=headers,
             media_type="application/json",

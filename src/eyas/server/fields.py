@@ -33,6 +33,8 @@ FORMS = frozenset(
         *("a text", "a list", "an object", "of texts", "of ids", "of lists"),
         *("a text part", "a refusal", "a function tool"),
         *("a message item", "a call item", "a result item", "a reasoning item"),
+        *("a user turn", "an assistant turn", "a system turn", "a client tool"),
+        *("a text block", "a thinking block", "a call block", "a result block"),
     }
 )
 """The tags of the members of unions. pydantic includes them in the location of an error."""

@@ -4,7 +4,7 @@ Promises: denies by default: with keys, every route except the probes needs one;
 page's request must come from this server's or a configured origin. Answers to pages of configured
 origins, errors included, have CORS headers. Every answer has a request id. While the server drains,
 only probes and scrapes are accepted. A request counts against the limit once its body has arrived.
-Any exception becomes a 500 in OpenAI's shape and a line in the log. A record of every request is
+Any exception becomes a 500 in the route's shape and a line in the log. A record of every request is
 reported when it has ended. Does not know: routes, who reads the records.
 """
 
@@ -14,7 +14,6 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -29,6 +28,8 @@ from eyas.server.service import Service
 
 log = logging.getLogger("eyas.server")
 
+MESSAGES_ROUTE = "/v1/messages"
+"""The route whose errors, and those of routes below it, have Anthropic's shape."""
 PROBES = frozenset({"/health", "/ready", "/livez", "/readyz", "/health_generate"})
 ALLOWED_WHILE_DRAINING = PROBES | {"/metrics"}
 EXPOSED_HEADERS = ("x-request-id", "retry-after")
@@ -163,22 +164,28 @@ class ServerMiddleware:
         if not self._key_hashes:
             self._origins.check_content_type(scope["method"], headers)
         else:
-            scope["state"]["key"] = self._key_id(headers.getlist("authorization"))
+            scope["state"]["key"] = self._key_id(headers)
         if scope["path"] in ALLOWED_WHILE_DRAINING:
             return
         if self._service.is_draining:
             raise self._service.draining()
 
-    def _key_id(self, values: Sequence[str]) -> str:
-        """Return an identity for the key in the Authorization header. ApiError 401 if the key is not
-        valid.
+    def _key_id(self, headers: Headers) -> str:
+        """Return an identity for the key in the Authorization or the x-api-key header; with both, the
+        keys must be the same. ApiError 401 if the key is not valid.
 
         Compares with all keys in constant time.
         """
-        scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
-        given = _hash(key.strip(" \t").encode("latin-1"))  # the original bytes of the header
+        authorizations, keys = headers.getlist("authorization"), headers.getlist("x-api-key")
+        schemes = [value.partition(" ") for value in authorizations]
+        is_bearer = all(scheme.lower() == "bearer" for scheme, _, _ in schemes)
+        sent = [*(key for _, _, key in schemes), *keys]
+        # latin-1 gives the original bytes of the header
+        hashes = [_hash(key.strip(" \t").encode("latin-1")) for key in sent] or [b""]
+        given = hashes[0]
         matches = [secrets.compare_digest(given, key_hash) for key_hash in self._key_hashes]
-        if scheme.lower() != "bearer" or not any(matches):
+        is_one = len(authorizations) <= 1 and len(keys) <= 1 and hashes[-1] == given
+        if not (is_bearer and is_one and any(matches)):
             raise ApiError(Code.INVALID_API_KEY)
         return given.hex()[:16]
 
@@ -186,6 +193,10 @@ class ServerMiddleware:
 def refusal(scope: Scope, error: ApiError) -> Response:
     """Return the response of an error, which the request's record then names."""
     scope["state"]["record"].error_code = error.code.word
+    path = scope["path"]
+    if path == MESSAGES_ROUTE or path.startswith(f"{MESSAGES_ROUTE}/"):
+        body = {**error.anthropic_body(), "request_id": scope["state"]["request_id"]}
+        return error.response(body)
     return error.response()
 
 

@@ -6,12 +6,11 @@ one answer become one message, as the model wrote them. Does not know: templates
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from eyas.core import RequestError
+from eyas.server.converted_chat import PlacedMessage
 from eyas.server.request_models import FunctionCall, Message, RefusalPart, ToolCall
 from eyas.server.response_models import (
     FunctionCallItem,
@@ -21,20 +20,6 @@ from eyas.server.response_models import (
     MessageItem,
     ReasoningItem,
 )
-
-_MESSAGE_PATH = re.compile(r"messages\[([0-9]+)\](?:(\.content)((?:\[|\.).*)?)?.*", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedMessage:
-    """A message, and the path in the body from which it came.
-
-    content_path: the path of its content; the same as `path` if that is no object.
-    """
-
-    message: Message
-    path: str
-    content_path: str
 
 
 def placed_messages(items: str | Sequence[InputItem], path: str) -> list[PlacedMessage]:
@@ -58,18 +43,6 @@ def placed_messages(items: str | Sequence[InputItem], path: str) -> list[PlacedM
                 answer = _Answer(place)
             answer.add(item, place)
     return messages + (answer.placed() if answer else [])
-
-
-def path_in_input(path: str, messages: Sequence[PlacedMessage]) -> str:
-    """Return the path in the body of a path that begins with messages[index]; others are unchanged."""
-    found = _MESSAGE_PATH.fullmatch(path)
-    if found is None or int(found[1]) >= len(messages):
-        return path
-    placed = messages[int(found[1])]
-    if found[2] is None:
-        return placed.path
-    inner = (found[3] or "") if placed.content_path != placed.path else ""
-    return placed.content_path + inner
 
 
 class _Answer:

@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 
 from eyas.core import RequestError
-from eyas.server.chat import PreparedChat, prepare_chat
+from eyas.server.chat import PreparedChat
 from eyas.server.codes import Code
-from eyas.server.error_context import renamed
+from eyas.server.converted_chat import PlacedMessage, prepare_converted_chat
+from eyas.server.error_context import by_prefix
 from eyas.server.errors import ApiError
 from eyas.server.request_models import (
     MAX_MESSAGES,
@@ -32,7 +33,7 @@ from eyas.server.request_models import (
     SchemaFormat,
     Tool,
 )
-from eyas.server.response_input import PlacedMessage, path_in_input, placed_messages
+from eyas.server.response_input import placed_messages
 from eyas.server.response_models import AllowedResponseTools, ResponseBody, TextFormat
 from eyas.server.text_processor import TextProcessor
 
@@ -79,10 +80,7 @@ def field_name(path: str) -> str:
     """Return the path in the body of a field of the chat that it was converted to."""
     if tool := _TOOL_FUNCTION.fullmatch(path):
         return tool[1] + tool[2]
-    for name, new in _RENAMED:
-        if path == name or path.startswith((f"{name}.", f"{name}[")):
-            return new + path[len(name) :]
-    return path
+    return by_prefix(path, _RENAMED)
 
 
 def check_response(body: ResponseBody) -> None:
@@ -155,14 +153,14 @@ def _prepare(
     if body.instructions is not None:
         first = Message(role="system", content=body.instructions)
         messages = [PlacedMessage(first, "instructions", "instructions"), *conversation]
-    try:
-        chat_body = _chat_body(body, [placed.message for placed in messages])
-        chat = prepare_chat(chat_body, processor, request_id, cache_salt)
-    except (RequestError, ApiError) as error:
-        raise renamed(error, lambda path: field_name(path_in_input(path, messages))) from error
-    if (output := chat.request.output) is not None:
-        param = None if output.param is None else field_name(output.param)
-        chat.request.output = msgspec.structs.replace(output, param=param)
+    chat = prepare_converted_chat(
+        lambda: _chat_body(body, [placed.message for placed in messages]),
+        messages,
+        processor,
+        request_id,
+        cache_salt,
+        field_name,
+    )
     return PreparedResponse(chat, [placed.message for placed in conversation])
 
 

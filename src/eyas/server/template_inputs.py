@@ -16,6 +16,7 @@ from eyas.text.messages import require_content
 
 MAX_KWARG_CHARS = 1000
 _NO_REASONING_EFFORTS = ("none", "minimal")
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
 _RESERVED_KWARGS = frozenset(
     {
         *("messages", "tools", "documents", "chat_template", "tokenize", "template", "self"),
@@ -86,6 +87,13 @@ def _joined_contents(first: Any, second: Any) -> str:
     return "\n\n".join(filter(None, texts))
 
 
+def thinking_switches(processor: TextProcessor) -> list[str]:
+    """Return the template's variables that turn reasoning on and off."""
+    if processor.template is None:
+        return []
+    return [name for name in _THINKING_SWITCHES if processor.template.mentions(name)]
+
+
 def _set_effort(options: dict[str, Any], effort: str, processor: TextProcessor) -> None:
     """Set the template's variables for reasoning effort, as far as it has them."""
     if options.get("reasoning_effort", effort) != effort:
@@ -97,8 +105,8 @@ def _set_effort(options: dict[str, Any], effort: str, processor: TextProcessor) 
         return
     if processor.template.mentions("reasoning_effort"):
         options["reasoning_effort"] = effort
-    for switch in ("enable_thinking", "thinking"):
-        if effort in _NO_REASONING_EFFORTS and processor.template.mentions(switch):
+    if effort in _NO_REASONING_EFFORTS:
+        for switch in thinking_switches(processor):
             options.setdefault(switch, False)
 
 

@@ -27,13 +27,15 @@ from eyas.server.record import AnswerRecord, RequestRecord
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
+    "/v1/messages": "chat",
     "/v1/completions": "text_completion",
     "/generate": "text_completion",
 }
 """`gen_ai.operation.name` of a route. Requests to other routes have no span."""
 JSON_FIELDS = frozenset(
-    "response_format.json_schema.schema text.format.schema structured_outputs.json "
-    "structured_outputs.json_object guided_json json_schema sampling_params.json_schema".split()
+    "response_format.json_schema.schema text.format.schema output_config.format.schema "
+    "structured_outputs.json structured_outputs.json_object guided_json json_schema "
+    "sampling_params.json_schema".split()
 )
 """The fields whose output has the `gen_ai.output.type` json."""
 PROVIDER = "eyas"

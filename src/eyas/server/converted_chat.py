@@ -1,0 +1,69 @@
+"""Prepares a request of another API as the request of a chat.
+
+Promises: a message is traced to the place in the body from which it came, so that an error names the
+field that was sent. Does not know: the other API, HTTP.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from eyas.core import RequestError
+from eyas.server.chat import PreparedChat, prepare_chat
+from eyas.server.error_context import Rename, renamed
+from eyas.server.errors import ApiError
+from eyas.server.request_models import ChatBody, Message
+from eyas.server.text_processor import TextProcessor
+
+_MESSAGE_PATH = re.compile(r"messages\[([0-9]+)\](?:(\.content)((?:\[|\.).*)?)?.*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedMessage:
+    """A message, and the path in the body from which it came.
+
+    content_path: the path of its content; the same as `path` if that is no object.
+    """
+
+    message: Message
+    path: str
+    content_path: str
+
+
+def prepare_converted_chat(
+    new_body: Callable[[], ChatBody],
+    messages: Sequence[PlacedMessage],
+    processor: TextProcessor,
+    request_id: str,
+    cache_salt: str,
+    rename: Rename,
+) -> PreparedChat:
+    """Return the chat that `new_body` makes, prepared. Slow: run it in a thread.
+
+    messages: those of the chat, in order. rename: as in `renamed`, for fields other than messages.
+    ApiError names the field that cannot be honoured as it was sent.
+    """
+    try:
+        chat = prepare_chat(new_body(), processor, request_id, cache_salt)
+    except (RequestError, ApiError) as error:
+        raise renamed(error, lambda path: rename(path_in_input(path, messages))) from error
+    if (output := chat.request.output) is not None:
+        param = None if output.param is None else rename(output.param)
+        chat.request.output = msgspec.structs.replace(output, param=param)
+    return chat
+
+
+def path_in_input(path: str, messages: Sequence[PlacedMessage]) -> str:
+    """Return the path in the body of a path that begins with messages[index]; others are unchanged."""
+    found = _MESSAGE_PATH.fullmatch(path)
+    if found is None or int(found[1]) >= len(messages):
+        return path
+    placed = messages[int(found[1])]
+    if found[2] is None:
+        return placed.path
+    inner = (found[3] or "") if placed.content_path != placed.path else ""
+    return placed.content_path + inner
