@@ -12,7 +12,7 @@ import logging
 
 from eyas.cache import CacheManager
 from eyas.core import Delta, FinishReason, TokenLogprob
-from eyas.engine.draft_results import DraftResult, count_draft, describe_draft
+from eyas.engine.draft_results import DraftResult, count_draft, describe_draft, record_tree
 from eyas.engine.flight import Flight, Landed, Outcome
 from eyas.engine.masks import FAILED, advance
 from eyas.engine.metrics import Metrics
@@ -83,7 +83,7 @@ class Committer:
                 try:
                     self._commit_context(sequence, span, landed.prompt_logprobs.get(i))
                     if outcome is not None:
-                        delta = self._commit_outcome(sequence, outcome, draft)
+                        delta = self._commit_outcome(flight, sequence, outcome, draft)
                 except Exception:
                     log.exception("a request's output could not be handled; it ends")
                     delta = self.end(sequence, "error", error=BROKEN)
@@ -145,7 +145,7 @@ class Committer:
         self._publish_prompt(sequence)
 
     def _commit_outcome(
-        self, sequence: Sequence, outcome: Outcome, draft: DraftResult | None
+        self, flight: Flight, sequence: Sequence, outcome: Outcome, draft: DraftResult | None
     ) -> Delta | None:
         """Append the chosen tokens to a sequence, up to its first stop.
 
@@ -172,9 +172,17 @@ class Committer:
             for counts in (usage.drafts, self._metrics.drafts):
                 count_draft(counts, draft, num_accepted)
         delta = self._delta(sequence, shown)
+        if (record := record_tree(flight, outcome, taken)) is not None:
+            delta.draft_trees = [record]
         if shown.finish_reason is not None:
             self._finish(sequence)
-        elif not (delta.token_ids or delta.text or delta.marks or delta.prompt_logprobs):
+        elif not (
+            delta.token_ids
+            or delta.text
+            or delta.marks
+            or delta.prompt_logprobs
+            or delta.draft_trees
+        ):
             return None
         return delta
 

@@ -6,11 +6,12 @@ Does not know: how trees are grown or walked.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from eyas.core import DraftCounts
+from eyas.core import DraftCounts, DraftFate, DraftNode, TreeRecord
 from eyas.engine.flight import Flight, Outcome
 
 
@@ -52,6 +53,47 @@ def describe_draft(flight: Flight, outcome: Outcome) -> DraftResult | None:
     else:
         ending = "leaf"
     return DraftResult(depth, drafted, accepted, ending)
+
+
+def record_tree(flight: Flight, outcome: Outcome, token_ids: list[int]) -> TreeRecord | None:
+    """Return the record of one sequence's tree; None if its request does not ask for it.
+
+    token_ids: what the step added to the output.
+    """
+    tree = outcome.proposed
+    if tree is None or flight.drafter is None:
+        return None
+    names, size = flight.drafter.sources, len(tree.tokens)
+    refused: set[int] = set()
+    places = list(range(size))
+    if flight.masks is not None and flight.masks.refusals.proposed:
+        refusals = flight.masks.refusals
+        refused = refusals.proposed[outcome.b]
+        if refused and not refusals.illegal[outcome.b]:  # the verified tree is without them
+            places = [node for node in places if node not in refused]
+    accepted = {places[node] for node in outcome.nodes[1 : len(token_ids) + 1]}
+
+    def fate(node: int) -> DraftFate:
+        if node == 0:
+            return "root"
+        if node in accepted:
+            return "accepted"
+        return "refused" if node in refused else "unused"
+
+    nodes = []
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        source = 0 if tree.sources is None else tree.sources[node]
+        score = math.nan if tree.scores is None or node == 0 else tree.scores[node]
+        nodes.append(
+            DraftNode(
+                token,
+                parent,
+                names[source] if node else "",
+                score if math.isfinite(score) else None,
+                fate(node),
+            )
+        )
+    return TreeRecord(nodes, token_ids)
 
 
 def count_draft(counts: DraftCounts, draft: DraftResult, num_accepted: int) -> None:

@@ -21,12 +21,14 @@ class Refusals:
     """What grammars refused. num_nodes: number of refused nodes, with those below them.
 
     below: for each sequence the nodes with a refused child; illegal: the refused nodes. Both number the
-    nodes of the tree that is verified, which may be without the refused ones.
+    nodes of the tree that is verified, which may be without the refused ones. proposed: the refused
+    nodes by their numbers in the tree as it was proposed.
     """
 
     num_nodes: int = 0
     below: list[set[int]] = field(default_factory=list)
     illegal: list[set[int]] = field(default_factory=list)
+    proposed: list[set[int]] = field(default_factory=list)
 
 
 def refused(
@@ -41,6 +43,7 @@ def refused(
         illegal = set() if ok is None else {node for node in range(size) if not ok[node]}
         refusals.num_nodes += len(illegal)
         refusals.illegal.append(illegal)
+        refusals.proposed.append(illegal)
         refusals.below.append({above[node] for node in illegal if above[node] not in illegal})
     return refusals
 
@@ -61,7 +64,9 @@ def without(
         kept.append([node for node in range(size) if node not in illegal])
         below.append({kept[-1].index(node) for node in above})
     nothing: list[set[int]] = [set() for _ in sizes]
-    return _kept(tree, tokens, parents, kept), Refusals(refusals.num_nodes, below, nothing)
+    return _kept(tree, tokens, parents, kept), Refusals(
+        refusals.num_nodes, below, nothing, refusals.proposed
+    )
 
 
 def _kept(
