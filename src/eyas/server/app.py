@@ -31,6 +31,7 @@ from eyas.server.formats import token_text
 from eyas.server.generate import GenerateFormat, generate_requests
 from eyas.server.middleware import ServerMiddleware, refusal
 from eyas.server.missing_routes import no_such_route
+from eyas.server.playground import page_files
 from eyas.server.request_models import (
     ChatBody,
     CompletionBody,
@@ -79,6 +80,8 @@ def create_app(service: Service) -> ASGIApp:
         ("POST", "/tokenize", routes.tokenize),
         ("POST", "/detokenize", routes.detokenize),
     ]
+    if service.options.playground:
+        table += [("GET", file.path, file.respond) for file in page_files()]
     app = Starlette(
         routes=[
             Route(path, _with_route(path, handler), methods=[method])
