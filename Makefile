@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 TRITON := "triton==3.6.0; sys_platform == 'linux'"
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test laws test-capped clients ray check format gpu memcheck bench docs audit sbom release
+.PHONY: help setup demo test laws test-capped clients browser ray check format gpu memcheck bench docs audit sbom release
 
 help:
-	@echo "make demo | test | laws | test-capped | clients | ray | check | format | bench | docs | gpu | memcheck | audit | sbom | release | setup"
+	@echo "make demo | test | laws | test-capped | clients | browser | ray | check | format | bench | docs | gpu | memcheck | audit | sbom | release | setup"
 
 setup: $(STAMP)
 
@@ -52,6 +52,10 @@ test-capped: $(STAMP)
 # Other projects' clients against a live server, each in an environment of its own; or CLIENTS="openai ...".
 clients: $(STAMP)
 	$(BIN)/python tools/run_clients.py $(CLIENTS)
+
+# The web page in headless Chromium, which must be installed with its driver; or BROWSER=--screenshots.
+browser: $(STAMP)
+	$(BIN)/python tools/run_browser.py $(BROWSER)
 
 # The Ray Serve application on a local cluster. Ray's environment sees the packages of $(VENV).
 RAY := .venv-ray

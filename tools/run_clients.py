@@ -165,11 +165,11 @@ def install(client: Client) -> None:
 
 
 @contextmanager
-def server() -> Iterator[str]:
+def server(*options: str) -> Iterator[str]:
     """Run `eyas serve` with the built-in model. Yields its address once it is ready."""
     environment = {**os.environ, "NO_COLOR": "1"}
     process = subprocess.Popen(
-        [*SERVE, *OPTIONS], stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+        [*SERVE, *OPTIONS, *options], stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
     )
     lines: list[str] = []
 

@@ -227,6 +227,14 @@ def serve(
             rich_help_panel=SERVER_PANEL,
         ),
     ] = 5.0,
+    no_playground: Annotated[
+        bool,
+        typer.Option(
+            "--no-playground",
+            help="Serve no web page at '/'.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = False,
     no_restart: Annotated[
         bool,
         typer.Option(
@@ -370,6 +378,7 @@ def serve(
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
         chat_template=template,
+        playground=not no_playground,
         log_level=log_level.value,
         notes=tuple(notes),
         log_format=log_format.value,

@@ -33,6 +33,7 @@ from eyas.server.generate import GenerateFormat, generate_requests
 from eyas.server.messages_routes import MessagesRoutes
 from eyas.server.middleware import MESSAGES_ROUTE, ServerMiddleware, refusal
 from eyas.server.missing_routes import no_such_route
+from eyas.server.playground import page_files
 from eyas.server.request_models import (
     ChatBody,
     CompletionBody,
@@ -87,6 +88,8 @@ def create_app(service: Service) -> ASGIApp:
         ("POST", "/tokenize", routes.tokenize),
         ("POST", "/detokenize", routes.detokenize),
     ]
+    if service.options.playground:
+        table += [("GET", file.path, file.respond) for file in page_files()]
     app = Starlette(
         routes=[
             Route(path, _with_route(path, handler), methods=[method])

@@ -1,7 +1,8 @@
 """The ASGI middleware that every request and every answer passes.
 
-Promises: denies by default: with keys, every route except the probes needs one; without keys, a web
-page's request must come from this server's or a configured origin. Answers to pages of configured
+Promises: denies by default: with keys, every route except the probes and the files of the server's own
+page, which hold no secret, needs one; without keys, a web page's request must come from this server's
+or a configured origin. Answers to pages of configured
 origins, errors included, have CORS headers. Every answer has a request id. While the server drains,
 only probes and scrapes are accepted. A request counts against the limit once its body has arrived.
 Any exception becomes a 500 in the route's shape and a line in the log. A record of every request is
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.origins import Origins
+from eyas.server.playground import PATHS
 from eyas.server.record import RequestRecord
 from eyas.server.service import Service
 
@@ -65,6 +67,7 @@ class ServerMiddleware:
         self._service = service
         self._key_hashes = [_hash(key.encode()) for key in options.api_keys]
         bound_to = options.host if options.uds is None else None
+        self._open_paths = frozenset(PATHS.values() if options.playground else ())
         self._origins = Origins(bound_to, options.allowed_hosts, options.cors_origins)
         self._guarded_app: ASGIApp = self._handle
         if options.cors_origins:
@@ -163,7 +166,7 @@ class ServerMiddleware:
             return
         if not self._key_hashes:
             self._origins.check_content_type(scope["method"], headers)
-        else:
+        elif scope["path"] not in self._open_paths:
             scope["state"]["key"] = self._key_id(headers)
         if scope["path"] in ALLOWED_WHILE_DRAINING:
             return

@@ -50,7 +50,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     long answers of /v1/responses are kept in memory (`eyas.server.response_store`); 0 bytes keeps none.
     reasoning_parser, tool_call_parser: the formats of reasoning and tool calls, by their names in
     vLLM and SGLang; None detects them from the checkpoint. chat_template: the text of a template that
-    replaces the model's own. notes: logged at the start.
+    replaces the model's own. playground: whether `/` is a web page (`eyas.server.playground`). notes:
+    logged at the start.
     """
 
     host: str = "127.0.0.1"
@@ -76,6 +77,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
     chat_template: str | None = None
+    playground: bool = True
     notes: tuple[str, ...] = ()
     log_level: str = "info"
     log_format: LogFormat = "text"
