@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,11 @@ import torch
 from eyas.native import build as build_module
 from eyas.native import products
 from eyas.native.build import Built, build
-from eyas.native.products import PackedWeight, library, packed_weight
+from eyas.native.products import PackedWeight, compiled, packed_weight
 
 SOURCE = Path(products.__file__).with_name("products.c")
 needs_compiler = pytest.mark.skipif(
-    library() is None, reason="there is no C compiler, or the processor has no vectors"
+    compiled().library is None, reason="there is no C compiler, or the processor has no vectors"
 )
 
 
@@ -142,13 +141,11 @@ def test_a_damaged_file_is_replaced(cache: Path) -> None:
 
 
 def test_without_a_compiler_torch_does_the_work(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", ".")
     assert build(SOURCE) == Built(None, "no C compiler (cc, gcc, clang) is installed")
-    with caplog.at_level(logging.INFO, logger="eyas"):
-        assert library.__wrapped__() is None
-    assert "float32 products by torch: no C compiler" in caplog.text
+    assert compiled.__wrapped__() == build(SOURCE)
 
 
 @needs_compiler
@@ -168,4 +165,5 @@ def test_code_that_miscalculates_is_not_used(
     built = build(wrong)
     assert built.library is not None
     monkeypatch.setattr(products, "build", lambda source: built)
-    assert library.__wrapped__() is None
+    refused = compiled.__wrapped__()
+    assert refused.library is None and "is wrong" in refused.reason

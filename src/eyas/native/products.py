@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from eyas.native.build import build
+from eyas.native.build import Built, build
 
 BLOCK = 1 << 20
 """Numbers of a weight that are packed at once; it limits the memory that packing needs."""
@@ -94,21 +94,20 @@ class PackedWeight:
 
 
 @cache
-def library() -> ctypes.CDLL | None:
-    """Return the compiled library; None, with a log line, where there is none or it miscalculates."""
+def compiled() -> Built:
+    """Return the compiled library, or the reason why there is none. A library that miscalculates is
+    not used, with a warning."""
     built = build(Path(__file__).with_name("products.c"))
     if built.library is None:
-        log.info("float32 products by torch: %s", built.reason)
-        return None
+        return built
     built.library.eyas_panel.restype = _SIZE
     built.library.eyas_panel.argtypes = ()
     built.library.eyas_product.restype = None
     built.library.eyas_product.argtypes = _ARGUMENTS
     if not _is_right(built.library):
         log.warning("float32 products by torch: the compiled ones are wrong (%s)", built.reason)
-        return None
-    log.debug("float32 products by compiled code, %s", built.reason)
-    return built.library
+        return Built(None, f"the compiled code is wrong ({built.reason})")
+    return built
 
 
 def _is_right(compiled: ctypes.CDLL) -> bool:
@@ -132,10 +131,12 @@ def _is_right(compiled: ctypes.CDLL) -> bool:
 
 def is_available(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether products of this type run by compiled code on this device."""
-    return dtype == torch.float32 and device.type == "cpu" and library() is not None
+    return dtype == torch.float32 and device.type == "cpu" and compiled().library is not None
 
 
 def packed_weight(weight_OI: torch.Tensor) -> PackedWeight | None:
     """Return the packed weight, or None where products of its type or device are torch's."""
-    compiled: Any = library() if is_available(weight_OI.dtype, weight_OI.device) else None
-    return None if compiled is None else PackedWeight(weight_OI, compiled)
+    if not is_available(weight_OI.dtype, weight_OI.device):
+        return None
+    library: Any = compiled().library
+    return PackedWeight(weight_OI, library)
