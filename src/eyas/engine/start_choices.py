@@ -76,10 +76,13 @@ def drafter_choice(drafting: Drafting, seconds: float) -> StartChoice:
 
 def tree_choice(drafting: Drafting, seconds: float) -> StartChoice:
     """The size of draft trees. seconds: to build the drafter, and to measure costs if that decides."""
-    shape = drafting.shape.alone
-    value = f"up to {shape.nodes} nodes, {shape.steps} levels, top-k {shape.topk}"
+    shape, num_forced = drafting.shape.alone, drafting.shape.extra
     if shape.nodes == 1:
-        return StartChoice("draft tree", "none of its own", "no drafter with a network", seconds)
+        value = f"up to {num_forced} forced nodes" if num_forced else "the root alone"
+        return StartChoice("draft tree", value, "no drafter has trees of its own", seconds)
+    value = f"up to {shape.nodes} nodes, {shape.steps} levels, top-k {shape.topk}"
+    if num_forced:
+        value += f", {num_forced} forced"
     reason = "--draft-nodes, --draft-steps, --draft-topk"
     if drafting.is_paced:
         reason = "auto: by measured costs and acceptance, step by step"
@@ -159,8 +162,7 @@ def graphs_choice(config: EngineConfig, sizes: list[int], seconds: float) -> Sta
     if config.scheduler.max_graph_batch == 0:
         return StartChoice("CUDA graphs", "none", "--max-graph-batch 0")
     value = f"captured for {len(sizes)} batch sizes up to {max(sizes)}" if sizes else "when needed"
-    reason = "common steps" if sizes else "the size of draft trees is not known before"
-    return StartChoice("CUDA graphs", value, reason, seconds)
+    return StartChoice("CUDA graphs", value, "a step is captured when it first occurs", seconds)
 
 
 def grammar_choice(config: EngineConfig, info: EngineInfo, *, has_tokenizer: bool) -> StartChoice:
