@@ -27,6 +27,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 512
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_RECORDED_STEPS = 512
+"""Steps of a choice whose draft trees are recorded, where a request asks for them."""
 MIN_PENALTY, MAX_PENALTY = 0.01, 100.0
 """Limits of the repetition penalty, which divides logits: beyond them logits could overflow."""
 
@@ -266,6 +268,12 @@ class Request(msgspec.Struct, kw_only=True):
     """Prefix-cache namespace: requests with different salts never share stored prefixes."""
     client: str = ""
     """Identifies the client: waiting clients get seats evenly."""
+    max_draft_nodes: int | None = None
+    """Most nodes of a draft tree, the root included; 1 decodes without drafts. None is no limit. The
+    output is the same with any limit."""
+    with_draft_trees: bool = False
+    """Whether deltas report the draft tree of each step, of the first `MAX_RECORDED_STEPS` of a
+    choice."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -319,6 +327,32 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     length: int
 
 
+DraftFate = Literal["root", "accepted", "refused", "unused"]
+
+
+class DraftNode(msgspec.Struct, frozen=True, array_like=True):
+    """A node of a draft tree.
+
+    parent: its number in the tree, -1 for the root. source: the drafter that proposed it, "" for the
+    root. score: the sum of the drafter's log-probabilities from the root; None if it gives none.
+    fate: "refused" by the output's grammar, "accepted", or "unused" (the model chose another token).
+    """
+
+    token_id: int
+    parent: int
+    source: str
+    score: float | None
+    fate: DraftFate
+
+
+class TreeRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The draft tree of one step of one choice, as it was proposed, and the tokens that the step added
+    to the output: the accepted ones and the one chosen after them, up to a stop."""
+
+    nodes: list[DraftNode]
+    token_ids: list[int]
+
+
 class Delta(msgspec.Struct, kw_only=True):
     """What one step added to one choice of one request.
 
@@ -348,6 +382,8 @@ class Delta(msgspec.Struct, kw_only=True):
     code: str | None = None
     usage: Usage | None = None
     seed: int | None = None
+    draft_trees: list[TreeRecord] = msgspec.field(default_factory=list)
+    """The trees of these steps, if the request asked for them."""
 
 
 @dataclass(slots=True)
@@ -361,6 +397,8 @@ class DraftTree:
     is_chain: whether the parent of every node is the node before it.
     source_BW: the drafter that proposed each node, as an index into `Drafter.sources`; None if all
     have source 0. For metrics only.
+    score_BW: float32, the score that a drafter gave each node, NaN where it gave none; None if no node
+    has one. For display only.
     num_caught_up: missing rows, of prompts or of steps without a draft, that the drafter computed
     before it drafted, so that the time of the step does not predict that of the next one.
     """
@@ -371,6 +409,7 @@ class DraftTree:
     is_chain: bool
     source_BW: torch.Tensor | None = None
     num_caught_up: int = 0
+    score_BW: torch.Tensor | None = None
 
     @property
     def width(self) -> int:

@@ -66,7 +66,7 @@ def test_a_chain_is_cut_at_its_first_refusal() -> None:
     assert left.is_chain and left.width == 2
     assert left.sizes_B.tolist() == [2, 1]
     assert paths_of(left, 0) == {(7,): 0, (7, 1): 0} and paths_of(left, 1) == {(8,): 0}
-    left_out = [[(1, 2), (1, 3)], [(1, 1), (1, 2), (1, 3)]]
+    left_out = [[(2, 1, 2), (3, 1, 3)], [(1, 1, 1), (2, 1, 2), (3, 1, 3)]]
     assert refusals == Refusals(5, [{1}, {0}], [set(), set()], left_out)
 
 
@@ -76,7 +76,7 @@ def test_a_chain_beside_one_that_is_whole_stays_as_wide() -> None:
     assert left.is_chain and left.width == 4 and left.source_BW is None
     assert left.sizes_B.tolist() == [4, 2]
     assert paths_of(left, 0) == paths_of(tree, 0)
-    assert refusals == Refusals(2, [set(), {1}], [set(), set()], [[], [(0, 2), (0, 3)]])
+    assert refusals == Refusals(2, [set(), {1}], [set(), set()], [[], [(2, 0, 2), (3, 0, 3)]])
 
 
 def test_a_branch_goes_and_its_neighbours_move_up() -> None:
@@ -86,7 +86,7 @@ def test_a_branch_goes_and_its_neighbours_move_up() -> None:
     assert left.parents_BW.tolist() == [[-1, 0, 1, 2]]
     assert left.source_BW is not None and left.source_BW.tolist() == [[0, 1, 1, 2]]
     assert left.sizes_B.tolist() == [4] and left.is_chain
-    assert refusals == Refusals(2, [{0}], [set()], [[(0, 1), (0, 2)]])
+    assert refusals == Refusals(2, [{0}], [set()], [[(1, 0, 1), (3, 0, 2)]])
 
 
 def test_the_parent_of_a_refusal_has_its_new_number() -> None:

@@ -99,6 +99,8 @@ def test_a_tree_is_the_one_of_torch(
     assert_same(tree.sizes_B, want.sizes_B)
     assert_same(tree.tokens_BW, want.tokens_BW)
     assert_same(tree.parents_BW, want.parents_BW)
+    assert tree.score_BW is not None and want.score_BW is not None
+    assert_same(tree.score_BW, want.score_BW)
 
 
 def test_nothing_is_written_beside_the_level(device: torch.device) -> None:
@@ -130,7 +132,7 @@ def test_scores_that_are_no_numbers_break_nothing(device: torch.device) -> None:
     )
     pool[1][1, 2] = -0.5
     roots = torch.tensor([[50], [60]], device=device)
-    tokens, parents, sizes = finish(pool, 6, roots, 4, is_chain=False)
+    tokens, parents, sizes, _ = finish(pool, 6, roots, 4, is_chain=False)
     assert sizes.tolist() == [1, 2]
     assert tokens[:, 0].tolist() == [50, 60] and tokens[1, 1] == 8
     assert parents.tolist() == [[-1, 0, 0, 0], [-1, 0, 0, 0]]
@@ -199,6 +201,7 @@ def test_it_compiles_for_hopper() -> None:
         "tokens": "*i64",
         "parents": "*i64",
         "sizes": "*i64",
+        "node_scores": "*fp32",
         "size": "i32",
         "capacity": "i32",
         "width": "i32",

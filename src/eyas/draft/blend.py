@@ -10,6 +10,7 @@ Legend: B sequences, W nodes of the merged tree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -94,4 +95,15 @@ def merge(into: DraftTree, tree: DraftTree, source: int, width: int) -> DraftTre
         source,
         width,
     )
-    return replace(into, **merged._asdict())
+    score_BW = widened_scores(into, merged.tokens_BW.shape[1])
+    return replace(into, **merged._asdict(), score_BW=score_BW)
+
+
+def widened_scores(tree: DraftTree, width: int) -> torch.Tensor | None:
+    """Return the scores [B, W] of a tree to which nodes without a score were added; None if it has
+    none."""
+    if tree.score_BW is None:
+        return None
+    columns_W = torch.arange(width, device=tree.score_BW.device)
+    score_BW = torch.nn.functional.pad(tree.score_BW, (0, max(0, width - tree.width)))[:, :width]
+    return score_BW.masked_fill(columns_W >= tree.sizes_B.unsqueeze(1), math.nan)

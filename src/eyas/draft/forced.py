@@ -24,7 +24,7 @@ import torch
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree
 from eyas.draft.base import MAX_REMEMBERED, Drafter, DrafterWrapper, StepReport, TreeShape, chain
-from eyas.draft.blend import merge
+from eyas.draft.blend import merge, widened_scores
 from eyas.runner.batch import Batch
 from eyas.transfer import send
 
@@ -131,6 +131,7 @@ def _extend(
         columns_W < tree.sizes_B.unsqueeze(1), tree.source_BW[:, : len(columns_W)], source
     )
     extended.source_BW = source_BW
+    extended.score_BW = widened_scores(tree, extended.width)
     return extended
 
 

@@ -36,6 +36,11 @@ def check_request(request: Request, info: EngineInfo, tokenizer: Tokenizer | Non
                 f"{name}: token ids must be below the vocabulary size {info.vocab_size}",
                 param=name,
             )
+    if request.max_draft_nodes is not None and request.max_draft_nodes < 1:
+        raise RequestError(
+            "max_draft_nodes: must be at least 1, the root of the tree, which decodes plainly",
+            param="max_draft_nodes",
+        )
     if params.stop and tokenizer is None:
         raise RequestError(
             f"stop: {NO_TOKENIZER}; token ids that end an answer go into stop_token_ids",

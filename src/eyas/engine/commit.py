@@ -11,8 +11,14 @@ from __future__ import annotations
 import logging
 
 from eyas.cache import CacheManager
-from eyas.core import Delta, FinishReason, TokenLogprob
-from eyas.engine.draft_results import DraftResult, count_draft, count_nodes, describe_draft
+from eyas.core import MAX_RECORDED_STEPS, Delta, FinishReason, TokenLogprob
+from eyas.engine.draft_results import (
+    DraftResult,
+    count_draft,
+    count_nodes,
+    describe_draft,
+    record_tree,
+)
 from eyas.engine.flight import Flight, Landed, Outcome
 from eyas.engine.masks import FAILED, advance
 from eyas.engine.metrics import Metrics
@@ -174,9 +180,17 @@ class Committer:
             for counts in (usage.drafts, self._metrics.drafts):
                 count_draft(counts, draft, num_accepted)
         delta = self._delta(sequence, shown)
+        if outcome.proposed is not None and usage.num_steps <= MAX_RECORDED_STEPS:
+            delta.draft_trees = [record_tree(flight, outcome, outcome.proposed, taken)]
         if shown.finish_reason is not None:
             self._finish(sequence)
-        elif not (delta.token_ids or delta.text or delta.marks or delta.prompt_logprobs):
+        elif not (
+            delta.token_ids
+            or delta.text
+            or delta.marks
+            or delta.prompt_logprobs
+            or delta.draft_trees
+        ):
             return None
         return delta
 

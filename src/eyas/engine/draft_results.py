@@ -6,13 +6,14 @@ Does not know: how trees are grown or walked.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from eyas.core import DraftCounts
+from eyas.core import DraftCounts, DraftFate, DraftNode, TreeRecord
 from eyas.engine.branches import depths_of
-from eyas.engine.flight import Flight, Outcome
+from eyas.engine.flight import Flight, Outcome, ProposedTree
 from eyas.wire import NodeCounts
 
 
@@ -54,6 +55,43 @@ def describe_draft(flight: Flight, outcome: Outcome) -> DraftResult | None:
     return DraftResult(depth, drafted, accepted, ending)
 
 
+def record_tree(
+    flight: Flight, outcome: Outcome, tree: ProposedTree, token_ids: list[int]
+) -> TreeRecord:
+    """Return the record of one sequence's tree. token_ids: what the step added to the output."""
+    assert flight.drafter is not None, "a proposed tree has a drafter"
+    names, size = flight.drafter.sources, len(tree.tokens)
+    left_out: set[int] = set()
+    refused: set[int] = set()
+    if flight.masks is not None:
+        left_out = flight.masks.refusals.left_out_nodes(outcome.b)
+        refused = left_out | flight.masks.refusals.illegal[outcome.b]
+    places = [node for node in range(size) if node not in left_out]
+    accepted = {places[node] for node in outcome.nodes[1 : len(token_ids) + 1]}
+
+    def fate(node: int) -> DraftFate:
+        if node == 0:
+            return "root"
+        if node in accepted:
+            return "accepted"
+        return "refused" if node in refused else "unused"
+
+    nodes = []
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        source = 0 if tree.sources is None else tree.sources[node]
+        score = math.nan if tree.scores is None or node == 0 else tree.scores[node]
+        nodes.append(
+            DraftNode(
+                token,
+                parent,
+                names[source] if node else "",
+                score if math.isfinite(score) else None,
+                fate(node),
+            )
+        )
+    return TreeRecord(nodes, token_ids)
+
+
 def count_draft(counts: DraftCounts, draft: DraftResult, num_accepted: int) -> None:
     """Add a draft of which `num_accepted` tokens were used."""
     counts.num_drafts += 1
@@ -80,9 +118,9 @@ def count_nodes(counts: NodeCounts, flight: Flight, outcome: Outcome, num_accept
     names, size = flight.drafter.sources, outcome.size
     refusals = None if flight.masks is None else flight.masks.refusals
     if refusals is not None and refusals.left_out:
-        for source, depth in refusals.left_out[outcome.b]:
-            _add(counts.proposed, names[source], depth)
-            _add(counts.illegal, names[source], depth)
+        for node in refusals.left_out[outcome.b]:
+            _add(counts.proposed, names[node.source], node.depth)
+            _add(counts.illegal, names[node.source], node.depth)
     if size < 2:
         return
     depths = range(size) if outcome.parents is None else depths_of(outcome.parents[:size])

@@ -41,13 +41,27 @@ class PromptRows:
 
 
 @dataclass(slots=True, eq=False)
+class ProposedTree:
+    """The nodes of a tree as its drafter proposed it, on the host, for requests that ask for it.
+
+    sources, scores: None if the drafter gives none.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    sources: list[int] | None
+    scores: list[float] | None
+
+
+@dataclass(slots=True, eq=False)
 class Outcome:
     """The result of a step for the rooted sequence with index `b` in the batch, on the host.
 
     count, tokens, nodes: its verdict (`eyas.core.Verdict`), up to the count. size, parents, sources: of
-    its tree; parents is None for a chain, sources is None if one drafter proposed all nodes. ended: the
-    error that ended the sequence before this step landed. failure: the error that ends it after these
-    tokens, because its automaton could not move over them.
+    its tree; parents is None for a chain, sources is None if one drafter proposed all nodes. proposed:
+    the tree before grammars refused nodes of it, if the request asks for trees. ended: the error that
+    ended the sequence before this step landed. failure: the error that ends it after these tokens,
+    because its automaton could not move over them.
     """
 
     b: int
@@ -58,6 +72,7 @@ class Outcome:
     parents: list[int] | None
     sources: list[int] | None
     logprobs: list[TokenLogprob] | None
+    proposed: ProposedTree | None = None
     ended: str | None = None
     failure: str | None = None
 
@@ -155,6 +170,8 @@ class Flight:
             tensors["own"] = self.verdict.chosen_logprobs_BW
             tensors["top_ids"] = self.verdict.top_ids_BWE
             tensors["top"] = self.verdict.top_logprobs_BWE
+        if any(sequence.request.with_draft_trees for sequence in self.plan.rooted):
+            tensors |= _proposed_tensors(self.proposed)
         self._results = outbox.send(tensors)
 
     def note_masks(self) -> None:
@@ -196,7 +213,34 @@ class Flight:
             host[name][b] if name in host else None for name in ("parents", "sources")
         )
         size = host["sizes"][b]
-        return Outcome(b, count, tokens, nodes, size, parents, sources, logprobs)
+        proposed = None
+        if self.plan.rooted[b].request.with_draft_trees and "proposed_tokens" in host:
+            proposed = _proposed_tree(host, b)
+        return Outcome(b, count, tokens, nodes, size, parents, sources, logprobs, proposed)
+
+
+def _proposed_tensors(tree: DraftTree | None) -> dict[str, torch.Tensor]:
+    """Return the tensors of a proposed tree by their names in a flight's results."""
+    if tree is None:
+        return {}
+    tensors = {
+        "tokens": tree.tokens_BW,
+        "parents": tree.parents_BW,
+        "sizes": tree.sizes_B,
+        "sources": tree.source_BW,
+        "scores": tree.score_BW,
+    }
+    return {f"proposed_{name}": each for name, each in tensors.items() if each is not None}
+
+
+def _proposed_tree(host: Mapping[str, list[Any]], b: int) -> ProposedTree:
+    size = host["proposed_sizes"][b]
+    return ProposedTree(
+        host["proposed_tokens"][b][:size],
+        host["proposed_parents"][b][:size],
+        host["proposed_sources"][b][:size] if "proposed_sources" in host else None,
+        host["proposed_scores"][b][:size] if "proposed_scores" in host else None,
+    )
 
 
 def _prompt_logprobs(rows: PromptRows) -> list[TokenLogprob]:

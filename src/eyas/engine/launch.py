@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 
+import numpy as np
 import torch
 
 from eyas.config import EngineInfo
@@ -123,6 +124,7 @@ class Launcher:
             ]
         batch = planned.begin(automata)
         flight.proposed = drafter.propose(batch, plan.shape)
+        _limit_nodes(flight.proposed, batch, plan)
         tree = batch.to_static(flight.proposed)
         masks = None
         if flight.is_constrained:
@@ -303,6 +305,18 @@ class Launcher:
             self._params = BatchParams(sources, self._info.vocab_size, self._table.device)
             self._params_key = key
         return self._params
+
+
+def _limit_nodes(tree: DraftTree, batch: Batch, plan: StepPlan) -> None:
+    """Cut trees to the nodes that their requests allow. Parents come before their children, so the
+    first nodes of a tree are a tree."""
+    limits = [sequence.request.max_draft_nodes for sequence in plan.rooted]
+    if all(limit is None or limit >= tree.width for limit in limits):
+        return
+    limit_B = np.full(batch.num_rows, tree.width)
+    for b, limit in enumerate(limits):
+        limit_B[b] = tree.width if limit is None else limit
+    tree.sizes_B.clamp_(max=batch.to_static_array("node limits", limit_B))
 
 
 def _row_source(sequence: Sequence) -> RowSource:

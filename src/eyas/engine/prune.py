@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -17,20 +18,32 @@ from eyas.core import DraftTree
 from eyas.engine.branches import depths_of
 
 
+class LeftOut(NamedTuple):
+    """A refused node that the verified tree is without. node: its number in the proposed tree."""
+
+    node: int
+    source: int
+    depth: int
+
+
 @dataclass(slots=True)
 class Refusals:
     """What grammars refused. num_nodes: number of refused nodes, with those below them.
 
     below: for each sequence the nodes with a refused child; illegal: the refused nodes. Both number the
-    nodes of the tree that is verified, which may be without the refused ones. left_out: of each
-    sequence the source and the depth of the refused nodes that are not in that tree; empty if it has
-    all of them.
+    nodes of the tree that is verified. left_out: for each sequence the refused nodes that are not in
+    that tree, in order; empty if it has all of them.
     """
 
     num_nodes: int = 0
     below: list[set[int]] = field(default_factory=list)
     illegal: list[set[int]] = field(default_factory=list)
-    left_out: list[list[tuple[int, int]]] = field(default_factory=list)
+    left_out: list[list[LeftOut]] = field(default_factory=list)
+
+    def left_out_nodes(self, b: int) -> set[int]:
+        """Return the numbers, in the proposed tree, of the nodes that the verified tree of sequence b
+        is without."""
+        return {each.node for each in self.left_out[b]} if self.left_out else set()
 
 
 def refused(
@@ -73,15 +86,15 @@ def without(
 
 def _left_out(
     refusals: Refusals, tree: DraftTree, parents: Sequence[Sequence[int]]
-) -> list[list[tuple[int, int]]]:
-    """Return the source and the depth of the refused nodes of each sequence."""
+) -> list[list[LeftOut]]:
+    """Return the refused nodes of each sequence, which will be left out."""
     sources = [[0] * tree.width] * len(parents)
     if tree.source_BW is not None:
         sources = tree.source_BW.tolist()
     left_out = []
     for illegal, above, source in zip(refusals.illegal, parents, sources, strict=False):
         depths = depths_of(above) if illegal else []
-        left_out.append([(source[node], depths[node]) for node in sorted(illegal)])
+        left_out.append([LeftOut(node, source[node], depths[node]) for node in sorted(illegal)])
     return left_out
 
 

@@ -90,25 +90,31 @@ class Scheduler:
         stepping = [s for s in self.running if not s.is_storing_context and _can_grow(s)]
         storing = [s for s in self.running if s.is_storing_context]
         has_chunks = bool(storing or self.waiting)
-        plan = StepPlan([], [], 1, self._shape(len(stepping), has_chunks=has_chunks))
+        shape = self._shape(stepping, has_chunks=has_chunks)
+        plan = StepPlan([], [], 1, shape)
         budget = self._add_running(plan, stepping, storing)
         self._add_waiting(plan, budget)
         if self.cache.windows is not None:
             self.table.write_window_slots(*self.cache.windows.take_changes())
         return plan if plan.spans else None
 
-    def _shape(self, num_stepping: int, *, has_chunks: bool) -> TreeShape:
-        """Return the preferred tree shape of `num_stepping` sequences, cut to the rows of a step.
+    def _shape(self, stepping: list[Sequence], *, has_chunks: bool) -> TreeShape:
+        """Return the preferred tree shape of these sequences, cut to the rows of a step and to the
+        nodes that their requests allow.
 
         has_chunks: the step may also have prompt chunks; trees then get three quarters of its rows.
         """
         next_in_turn = islice(self.waiting.in_turn(self.running), self.table.num_seats)
         num_constrained = sum(s.automaton is not None for s in (*self.running, *next_in_turn))
+        num_stepping = len(stepping)
         preferred_shape = self.preferred_shape(num_stepping, num_constrained)
         num_rows = self.max_batch_tokens
         if has_chunks:
             num_rows = num_rows * 3 // 4
         width = min(self.table.max_width, num_rows // max(1, num_stepping))
+        limits = [sequence.request.max_draft_nodes for sequence in stepping]
+        if limits and None not in limits:
+            width = min(width, max(limit for limit in limits if limit is not None))
         return preferred_shape.within(max(1, width))
 
     def _add_running(

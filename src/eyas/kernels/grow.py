@@ -100,7 +100,8 @@ def _threshold(height, wanted):
 
 @triton.jit(do_not_specialize=("size", "capacity", "width"))
 def keep_best(
-    pool_tokens, pool_scores, pool_parents, roots, tokens, parents, sizes, size, capacity, width,
+    pool_tokens, pool_scores, pool_parents, roots, tokens, parents, sizes, node_scores,
+    size, capacity, width,
     PADDED: tl.constexpr, WIDTH_PADDED: tl.constexpr, IS_CHAIN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence): the root and the width - 1 best of the pool, in the pool's order."""
@@ -119,6 +120,8 @@ def keep_best(
         token = tl.load(pool_tokens + b * capacity + node - 1, mask=is_later, other=0)
         tl.store(tokens + out, tl.where(node > 0, token, root), mask=node < width)
         tl.store(parents + out, (node - 1).to(tl.int64), mask=node < width)
+        own = tl.load(pool_scores + b * capacity + node - 1, mask=is_later, other=0.0)
+        tl.store(node_scores + out, own, mask=node < width)
     else:
         is_real = entry < size
         score = tl.load(pool_scores + stored, mask=is_real, other=float("-inf"))
@@ -140,10 +143,15 @@ def keep_best(
         above = tl.where(place < 0, 0, above)
         tl.store(tokens + b * width + number, token, mask=is_kept)
         tl.store(parents + b * width + number, above.to(tl.int64), mask=is_kept)
+        # Read again: kept in registers until here, the scores of large pools would spill.
+        own = tl.load(pool_scores + stored, mask=is_kept, other=0.0)
+        tl.store(node_scores + b * width + number, own, mask=is_kept)
         last = tl.load(pool_tokens + b * capacity + size - 1)
+        last_score = tl.load(pool_scores + b * capacity + size - 1)
         is_rest = ((node == 0) | (node > num_kept)) & (node < width)
         tl.store(tokens + out, tl.where(node == 0, root, last), mask=is_rest)
         tl.store(parents + out, tl.where(node == 0, -1, 0).to(tl.int64), mask=is_rest)
+        tl.store(node_scores + out, tl.where(node == 0, 0.0, last_score), mask=is_rest)
     tl.store(sizes + b, (1 + num_kept).to(tl.int64))
 
 
@@ -196,22 +204,23 @@ def finish(
     *,
     is_chain: bool,
     pdl: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens [B, W], parents [B, W] and sizes [B] of the trees of the best `nodes` - 1 of the first
-    `size` entries of the pool. Reference: `ops.keep_best.by_torch`."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens [B, W], parents [B, W], sizes [B] and scores [B, W] of the trees of the best `nodes` - 1
+    of the first `size` entries of the pool. Reference: `ops.keep_best.by_torch`."""
     pool_tokens, pool_scores, pool_parents = pool
     num, capacity = pool_tokens.shape
     width, device = 1 + min(nodes - 1, size), pool_tokens.device
     tokens_BW = torch.empty((num, width), dtype=torch.int64, device=device)
     parents_BW = torch.empty((num, width), dtype=torch.int64, device=device)
     sizes_B = torch.empty((num,), dtype=torch.int64, device=device)
+    score_BW = torch.empty((num, width), dtype=torch.float32, device=device)
     if num:
         padded = triton.next_power_of_2(size)
         options = launch_options(pdl)
         keep_best[(num,)](
             pool_tokens, pool_scores, pool_parents, roots_B1.contiguous(),
-            tokens_BW, parents_BW, sizes_B, size, capacity, width,
+            tokens_BW, parents_BW, sizes_B, score_BW, size, capacity, width,
             padded, triton.next_power_of_2(width), is_chain, pdl,
             num_warps=1 if padded <= 64 else 4 if padded <= 1024 else 8, **options,
         )  # fmt: skip
-    return tokens_BW, parents_BW, sizes_B
+    return tokens_BW, parents_BW, sizes_B, score_BW

@@ -20,12 +20,13 @@ from eyas.ops.scale_and_filter import NEVER
 
 
 class GrownTrees(NamedTuple):
-    """Tokens, parents (-1 for the root) and number of nodes of each tree; a chain's rows of parents
-    may be views of one row."""
+    """Tokens, parents (-1 for the root), number of nodes and scores of each tree; a chain's rows of
+    parents may be views of one row. Scores of the root and of padding mean nothing."""
 
     tokens_BW: torch.Tensor
     parents_BW: torch.Tensor
     sizes_B: torch.Tensor
+    score_BW: torch.Tensor
 
 
 @Operation
@@ -40,12 +41,14 @@ def keep_best(
     """
     tokens_BX, scores_BX = pool.tokens_BX[:, :size], pool.scores_BX[:, :size]
     legal_BX = scores_BX > NEVER
+    root_score_B1 = scores_BX.new_zeros(roots_B1.shape)
     if is_chain:
         tokens_BW = torch.cat([roots_B1, tokens_BX[:, : nodes - 1]], dim=1)
         sizes_B = 1 + legal_BX[:, : nodes - 1].sum(dim=1)
         num, width = tokens_BW.shape
         parents_W = torch.arange(-1, width - 1, device=tokens_BW.device)
-        return GrownTrees(tokens_BW, parents_W.expand(num, -1), sizes_B)
+        score_BW = torch.cat([root_score_B1, scores_BX[:, : nodes - 1]], dim=1)
+        return GrownTrees(tokens_BW, parents_W.expand(num, -1), sizes_B, score_BW)
     keep = min(nodes - 1, size)
     order_BX = scores_BX.sort(dim=1, descending=True, stable=True).indices[:, :keep]
     kept_BW = torch.where(legal_BX.gather(1, order_BX), order_BX, size).sort(dim=1).values
@@ -57,7 +60,8 @@ def keep_best(
     inner_BW = inner_BW.masked_fill(kept_BW == size, 0)
     parents_BW = torch.cat([torch.full_like(roots_B1, -1), inner_BW], dim=1)
     tokens_BW = torch.cat([roots_B1, tokens_BX.gather(1, places_BW)], dim=1)
-    return GrownTrees(tokens_BW, parents_BW, sizes_B)
+    score_BW = torch.cat([root_score_B1, scores_BX.gather(1, places_BW)], dim=1)
+    return GrownTrees(tokens_BW, parents_BW, sizes_B, score_BW)
 
 
 @keep_best.kernel

@@ -224,11 +224,11 @@ class StepGraphs:
     def to_static(self, tree: DraftTree) -> DraftTree:
         """Return a copy of `tree` in tensors that all trees of its shape and kind share."""
         tensors = _tensors(tree)
-        key = (tree.tokens_BW.shape, tree.is_chain, tree.source_BW is not None)
+        key = (tree.tokens_BW.shape, tree.is_chain, tree.source_BW is None, tree.score_BW is None)
         held = self._held.get(key)
         if held is None:
             copies = [None if t is None else t.clone() for t in tensors]
-            tokens_BW, parents_BW, sizes_B, source_BW = copies
+            tokens_BW, parents_BW, sizes_B, source_BW, score_BW = copies
             assert tokens_BW is not None and parents_BW is not None and sizes_B is not None
             held = replace(
                 tree,
@@ -236,6 +236,7 @@ class StepGraphs:
                 parents_BW=parents_BW,
                 sizes_B=sizes_B,
                 source_BW=source_BW,
+                score_BW=score_BW,
             )
             self._held[key] = held
         else:
@@ -261,7 +262,7 @@ class StepGraphs:
 
 
 def _tensors(tree: DraftTree) -> tuple[torch.Tensor | None, ...]:
-    return tree.tokens_BW, tree.parents_BW, tree.sizes_B, tree.source_BW
+    return tree.tokens_BW, tree.parents_BW, tree.sizes_B, tree.source_BW, tree.score_BW
 
 
 def _is_same(tree: DraftTree, other: DraftTree) -> bool:

@@ -50,6 +50,10 @@ def prepare_chat(
     check_alternatives(body, processor.max_top_logprobs, "top_logprobs", "prompt_logprobs")
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs: needs logprobs: true", param="top_logprobs")
+    if body.return_draft_trees and (body.n or 1) > 1:
+        raise RequestError(
+            "return_draft_trees: is for one answer; leave n out", param="return_draft_trees"
+        )
     params = sampling_params(
         body,
         processor.defaults,
@@ -98,6 +102,8 @@ def prepare_chat(
         output=output,
         with_marks=separates_reasoning,
         cache_salt=cache_salt,
+        max_draft_nodes=body.max_draft_nodes,
+        with_draft_trees=bool(body.return_draft_trees),
     )
     return PreparedChat(
         request,

@@ -17,6 +17,7 @@ from eyas.server.chat import PreparedChat
 from eyas.server.formats import (
     AnswerFormat,
     ChoiceOutput,
+    draft_trees,
     ending_fields,
     logprob_entries,
     new_call_id,
@@ -50,6 +51,11 @@ class ChatFormat(AnswerFormat):
         if choice_index not in self._message_writers:
             first = None if self._chat.may_call else ""
             chunks.append(self._chunk(choice_index, {"role": "assistant", "content": first}))
+        if delta.draft_trees:
+            chunks.append(self._chunk(choice_index, {}))
+            chunks[-1]["choices"][0]["draft_trees"] = draft_trees(
+                self._tokenizer, delta.draft_trees
+            )
         writer = self._message_writer(choice_index)
         for event, entries in writer.parts(delta):
             part = _message_part(event)
@@ -91,12 +97,14 @@ class ChatFormat(AnswerFormat):
                 _add_call(message.setdefault("tool_calls", []), call)
         if "tool_calls" not in message:
             message["content"] = message["content"] or ""
+        trees = draft_trees(self._tokenizer, choice.draft_trees)
         return {
             "index": choice.index,
             "message": message,
             "logprobs": self._logprobs(choice.logprobs),
             "finish_reason": self._finish_reason(choice.last, writer),
             **ending_fields(choice.last, self._params.seed),
+            **({"draft_trees": trees} if self._chat.request.with_draft_trees else {}),
         }
 
     def _finish_reason(self, last: Delta, writer: MessageWriter) -> str | None:

@@ -99,6 +99,7 @@ def add_to(earlier: Delta, later: Delta) -> None:
     earlier.token_ids.extend(later.token_ids)
     earlier.marks.extend(shift_marks(later.marks, len(earlier.text)))
     earlier.text += later.text
+    earlier.draft_trees.extend(later.draft_trees)
     if later.logprobs is not None:
         earlier.logprobs = (earlier.logprobs or []) + later.logprobs
     if later.prompt_logprobs is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from eyas.core import Delta, Mark, TokenLogprob, Usage
+from eyas.core import Delta, Mark, TokenLogprob, TreeRecord, Usage
 from eyas.server.errors import ApiError
 from eyas.server.sse import DONE_EVENT, encode_event
 from eyas.text import Tokenizer
@@ -33,6 +33,7 @@ class ChoiceOutput:
     num_chars: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    draft_trees: list[TreeRecord] = field(default_factory=list)
     last: Delta | None = None
 
     def add(self, delta: Delta) -> None:
@@ -43,6 +44,7 @@ class ChoiceOutput:
         self.logprobs += delta.logprobs or ()
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
+        self.draft_trees += delta.draft_trees
         if delta.finish_reason is not None:
             self.last = delta
 
@@ -52,9 +54,11 @@ class ChoiceOutput:
 
     @property
     def num_values(self) -> int:
-        """The number of tokens and log-probabilities: a measure of the time that encoding takes."""
+        """The number of tokens, log-probabilities and nodes of draft trees: a measure of the time that
+        encoding takes."""
         scored = [*self.logprobs, *(self.prompt_logprobs or ())]
-        return len(self.token_ids) + sum(1 + len(entry.top) for entry in scored if entry)
+        num_scored = sum(1 + len(entry.top) for entry in scored if entry)
+        return len(self.token_ids) + num_scored + sum(len(each.nodes) for each in self.draft_trees)
 
     def joined(self) -> Delta:
         """Return all of the output as one final delta."""
@@ -224,6 +228,27 @@ def logprob_entries(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> li
         token["top_logprobs"] = [token_entry(tokenizer, *pair) for pair in entry.top]
         written.append(to_raw_json(token))
     return written
+
+
+def draft_trees(tokenizer: Tokenizer, records: Sequence[TreeRecord]) -> list[msgspec.Raw]:
+    """Return the draft trees of steps, with the texts of their tokens. `tokens`: what the step added to
+    the output."""
+
+    def token(token_id: int) -> dict[str, Any]:
+        return {"id": token_id, "text": tokenizer.token_text(token_id)}
+
+    def nodes(record: TreeRecord) -> list[dict[str, Any]]:
+        return [
+            token(node.token_id)
+            | {"parent": node.parent, "source": node.source}
+            | {"score": node.score, "fate": node.fate}
+            for node in record.nodes
+        ]
+
+    return [
+        to_raw_json({"nodes": nodes(record), "tokens": [token(each) for each in record.token_ids]})
+        for record in records
+    ]
 
 
 def new_call_id() -> str:

@@ -294,6 +294,8 @@ class ChatBody(CompletionFields):
     chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
     reasoning_effort: Effort | None = None
     max_reasoning_tokens: Count | None = None
+    max_draft_nodes: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    return_draft_trees: bool | None = None
     thinking_budget: Count | None = None
     thinking_token_budget: Count | None = None
     separate_reasoning: bool | None = None

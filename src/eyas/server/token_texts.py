@@ -81,6 +81,7 @@ def split_by_token(delta: Delta, texts: TokenTexts) -> list[Delta]:
     if not parts:
         parts = [Delta(request_id=delta.request_id, index=delta.index, logprobs=delta.logprobs)]
     parts[0].prompt_logprobs = delta.prompt_logprobs
+    parts[0].draft_trees = delta.draft_trees
     rest = "" if delta.finish_reason is None else texts.finish()
     ending = {name: getattr(delta, name) for name in _ENDING_FIELDS}
     parts[-1] = msgspec.structs.replace(parts[-1], text=parts[-1].text + rest, **ending)
