@@ -90,6 +90,9 @@ def test_commands_change_the_next_answers(
     out, err = turn(conversation, capsys, "Say a number.")
     assert json.loads(out) == {"n": 7}
     assert "tokens/s" in err and "accepted tokens a step" in err
+    tree = turn(conversation, capsys, "/tree 99")[1]
+    assert "Step 1 of" in tree and "  accepted" in tree and "refused" in tree
+    assert turn(conversation, capsys, "/tree 1")[1].count("Step ") == 1
     assert "free" in turn(conversation, capsys, "/schema off")[1]
     assert turn(conversation, capsys, f"/tools {json.dumps(WEATHER)}")[1]
     out, _ = turn(conversation, capsys, "What is the weather in Oslo?")
@@ -124,6 +127,7 @@ def test_the_temperature_is_that_of_the_command(
         ("/temperature hot", "'hot' is no number"),
         ("/temperature -1", "temperature"),
         ("/reset now", "write /reset"),
+        ("/tree", "no answer"),
     ],
 )
 def test_a_mistake_is_reported_and_changes_nothing(

@@ -20,12 +20,13 @@ def test_a_chat_with_a_server_has_the_answers_of_a_chat_here(live_url: str) -> N
     stdin = (
         f"What is the capital of France?\n/reset\n/regex (Oslo|Lima)\nWho wrote\n/schema "
         f"{json.dumps(SEVEN)}\nSay a number.\n/regex off\n/reset\n/tools {json.dumps(WEATHER)}\n"
-        "What is the weather in Oslo?\n"
+        "What is the weather in Oslo?\n/tree 99\n"
     )
     here = ok("chat", "-t", "0", stdin=stdin)
+    assert "get_weather" in here
     done = eyas("chat", "-t", "0", "--url", f"{live_url}/v1", stdin=stdin)
     assert done.returncode == 0 and done.stdout == here, done.stderr
-    assert "accepted tokens a step" in done.stderr
+    assert "accepted tokens a step" in done.stderr and "Step 1 of" in done.stderr
 
 
 def test_another_server_is_asked_for_what_openai_defines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def _show_version(asked: bool) -> None:
 
 
 FIRST_STEPS = (
-    ("eyas chat", "chat with the model in the terminal"),
+    ("eyas chat", "chat with the model in the terminal; /tree shows what was drafted"),
     ("eyas demo", "compare plain and drafted decoding: the same tokens in fewer steps"),
     ("eyas serve", "serve an OpenAI-compatible API at http://127.0.0.1:8000/v1"),
     ("eyas generate PROMPT", "generate one answer in the terminal"),

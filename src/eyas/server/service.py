@@ -92,7 +92,8 @@ class Service:
     @property
     def text_processor(self) -> TextProcessor:
         """The text processor of the ready engine's model. ApiError 503 until it is loaded."""
-        if self._text_processor is None or not self._has_text_processor_of(self.info):
+        info = self.info
+        if self._text_processor is None or not self._has_text_processor_of(info):
             raise ApiError(Code.ENGINE_STARTING)
         return self._text_processor
 

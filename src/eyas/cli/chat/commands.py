@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from eyas.cli.chat.conversation import Conversation
     from eyas.cli.chat.view import ChatView
 
+LAST_STEPS = 3
+"""Steps whose draft trees are shown unless a number is given."""
 Handler = Callable[["Conversation", "ChatView", str], bool]
 
 
@@ -77,6 +79,18 @@ def _result(conversation: Conversation, view: ChatView, argument: str) -> bool:
     return True
 
 
+def _tree(conversation: Conversation, view: ChatView, argument: str) -> bool:
+    trees = [] if conversation.turn is None else conversation.turn.trees
+    if not trees:
+        raise ValueError("/tree: there is no answer whose draft trees are known")
+    if argument and not (argument.isdecimal() and int(argument)):
+        raise ValueError(f"/tree: {argument!r} is no number of steps; write /tree or /tree 5")
+    first = max(0, len(trees) - int(argument or LAST_STEPS))
+    for number, tree in enumerate(trees[first:], first + 1):
+        view.show_tree(tree, number, len(trees))
+    return False
+
+
 def _system(conversation: Conversation, view: ChatView, argument: str) -> bool:
     conversation.system = None if argument == "off" else argument
     view.note("No system message." if argument == "off" else "The system message is set.")
@@ -116,6 +130,7 @@ COMMANDS = {
     "/regex": Command(_regex, "PATTERN|off", "constrain the next answers to a regular expression"),
     "/tools": Command(_tools, "FILE|JSON|off", "offer functions that the model may call"),
     "/result": Command(_result, "TEXT", "give the result of a call, and let the model go on"),
+    "/tree": Command(_tree, "[NUMBER]", "show the draft trees of the last steps"),
     "/system": Command(_system, "TEXT|off", "set the system message"),
     "/temperature": Command(_temperature, "NUMBER|off", "set the sampling temperature"),
     "/reset": Command(_reset, "", "begin a new conversation"),

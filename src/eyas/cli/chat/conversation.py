@@ -12,14 +12,31 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from eyas.core import SamplingParams
+from eyas.core import DraftFate, SamplingParams
 from eyas.dialect import Event, tool_specs
 from eyas.outputs import ToolCall
 from eyas.typed import JsonSchema, Regex
 
 Constraint = JsonSchema | Regex
+
+
+class TreeNode(NamedTuple):
+    """A node of a draft tree; the fields are those of `eyas.core.DraftNode`."""
+
+    text: str
+    parent: int
+    source: str
+    score: float | None
+    fate: DraftFate
+
+
+class StepTree(NamedTuple):
+    """The draft tree of a step, and the text that the step added to the answer."""
+
+    nodes: list[TreeNode]
+    added: str
 
 
 @dataclass(slots=True)
@@ -29,7 +46,7 @@ class Turn:
     num_tokens, num_steps, num_accepted: tokens of the answer, steps that they took, drafted tokens
     among them; None if the server does not tell. seconds, first_after: time from the question to the
     end and to the first piece. finish_reason: None if the user stopped the answer. error: why it
-    failed.
+    failed. trees: of the first steps, if the model tells.
     """
 
     content: str = ""
@@ -41,6 +58,7 @@ class Turn:
     first_after: float | None = None
     finish_reason: str | None = None
     error: str | None = None
+    trees: list[StepTree] = field(default_factory=list)
 
     def absorb(self, event: Event) -> None:
         """Append a piece of the answer."""
@@ -76,7 +94,8 @@ class ChatModel(Protocol):
         ...
 
     def answer(self, question: Question, turn: Turn) -> Iterator[Event]:
-        """Yield the pieces of an answer, and set the counts, `finish_reason` and `error` of `turn`.
+        """Yield the pieces of an answer, and set the counts, `trees`, `finish_reason` and `error` of
+        `turn`.
 
         Ctrl-C ends it, either by an exception or by an end without a finish reason; closing the
         iterator ends it too. RequestError or ValueError: the question cannot be answered.

@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from eyas.cli.chat.conversation import Constraint, Question, Turn
-from eyas.core import Delta, Request
+from eyas.cli.chat.conversation import Constraint, Question, StepTree, TreeNode, Turn
+from eyas.core import Delta, Request, TreeRecord
 from eyas.dialect import Event, Wanted, tool_specs
 from eyas.grammar import OutputSpec
 from eyas.llm import LLM
+from eyas.text import Tokenizer
 from eyas.typed import typed
 
 
@@ -62,12 +63,14 @@ class LocalModel:
             params=llm.default_params(**question.changes),
             output=llm.dialect.output(wanted, prompt),
             with_marks=True,
+            with_draft_trees=True,
         )
         llm.engine.add(request)
         segmenter = llm.dialect.segmenter(wanted, prompt)
         try:
             for delta in self._deltas(request.id):
                 _count(turn, delta)
+                turn.trees += [_shown(tree, llm.tokenizer) for tree in delta.draft_trees]
                 yield from segmenter.push(delta.text, delta.marks)
                 if delta.finish_reason is not None:
                     yield from segmenter.finish()
@@ -97,6 +100,17 @@ def _count(turn: Turn, delta: Delta) -> None:
         turn.num_accepted = delta.usage.num_accepted_tokens
     if delta.finish_reason not in (None, "abort"):
         turn.finish_reason, turn.error = delta.finish_reason, delta.error
+
+
+def _shown(tree: TreeRecord, tokenizer: Tokenizer) -> StepTree:
+    """Return a recorded tree with the texts of its tokens."""
+    nodes = [
+        TreeNode(
+            tokenizer.token_text(node.token_id), node.parent, node.source, node.score, node.fate
+        )
+        for node in tree.nodes
+    ]
+    return StepTree(nodes, "".join(map(tokenizer.token_text, tree.token_ids)))
 
 
 @contextmanager

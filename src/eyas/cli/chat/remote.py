@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from eyas.cli.chat.conversation import Constraint, Question, Turn
+from eyas.cli.chat.conversation import Constraint, Question, StepTree, TreeNode, Turn
 from eyas.dialect import Event
 from eyas.typed import Regex
 
@@ -79,7 +79,7 @@ class RemoteModel:
         if self._template_options:
             body["chat_template_kwargs"] = self._template_options
         if self._is_eyas:
-            body["return_draft_details"] = True
+            body |= {"return_draft_details": True, "return_draft_trees": True}
         match question.constraint:
             case Regex(pattern):
                 body["regex"] = pattern
@@ -127,11 +127,21 @@ def _events(chunk: dict[str, Any], turn: Turn) -> Iterator[Event]:
                 yield Event("tool_call", index=index, name=function["name"])
             if function.get("arguments"):
                 yield Event("arguments", function["arguments"], index=index)
+        turn.trees += map(_tree, choice.get("draft_trees") or ())
         turn.finish_reason = choice.get("finish_reason") or turn.finish_reason
     if (usage := chunk.get("usage")) is not None:
         turn.num_tokens = usage.get("completion_tokens")
         drafts = usage.get("draft_details") or {}
         turn.num_steps, turn.num_accepted = drafts.get("steps"), drafts.get("accepted_tokens")
+
+
+def _tree(tree: dict[str, Any]) -> StepTree:
+    """Return a draft tree that a server of eyas has sent."""
+    nodes = [
+        TreeNode(node["text"], node["parent"], node["source"], node["score"], node["fate"])
+        for node in tree["nodes"]
+    ]
+    return StepTree(nodes, "".join(token["text"] for token in tree["tokens"]))
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

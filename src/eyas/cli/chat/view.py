@@ -12,13 +12,17 @@ import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
 
 if TYPE_CHECKING:
-    from eyas.cli.chat.conversation import Turn
+    from eyas.cli.chat.conversation import StepTree, TreeNode, Turn
     from eyas.dialect import Event
 
 CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in ("\n", "\t")}
 """Characters that could move the cursor or change the terminal; they are left out."""
+STYLES = {"root": "bold", "accepted": "green", "refused": "red strike", "unused": "dim"}
+REMARKS = {"accepted": "  accepted", "refused": "  refused by the grammar"}
 
 
 class ChatView:
@@ -77,6 +81,15 @@ class ChatView:
             parts.append("cut at the length limit")
         self.note(f"[{', '.join(parts)}]")
 
+    def show_tree(self, tree: StepTree, number: int, of: int) -> None:
+        """Show the draft tree of step `number` of an answer with `of` steps."""
+        self.note(f"Step {number} of {of} added {tree.added!r}:")
+        shown: list[Tree] = []
+        for node in tree.nodes:
+            label = _label(node)
+            shown.append(Tree(label) if not shown else shown[node.parent].add(label))
+        self._notes.print(shown[0])
+
     def show_error(self, message: str) -> None:
         """Show a mistake of the user, or why an answer failed."""
         self._notes.print(message.translate(CONTROLS), style="red")
@@ -107,6 +120,15 @@ class ChatView:
             self._open = to or self._out
             self._open.print(printed, style=style, end="")
             self._open.file.flush()
+
+
+def _label(node: TreeNode) -> Text:
+    """Return the token of a node with its source, score and fate."""
+    label = Text(repr(node.text), style=STYLES[node.fate])
+    score = "" if node.score is None else f" {round(node.score, 2) + 0.0:.2f}"
+    remark = REMARKS.get(node.fate, "")
+    label.append(f"  {node.source}{score}".rstrip() + remark, style="not bold not strike")
+    return label
 
 
 def _console(*, is_error: bool) -> Console:
