@@ -101,6 +101,16 @@ ON_GPU |= {
         *("bench", "decode", "--shape", "deepseek-v2-lite", "--dummy-weights", *SIZES, *SHORT),
         *("--drafter", "root", "--profile"),
     ],
+    "h200_qwen3_next_cut": [
+        *("bench", "decode", "--shape", "qwen3-next-24-layers", "--dummy-weights"),
+        *("--batch", "1,8", "--prompt-tokens", "128", "--max-tokens", "48", "--repeats", "2"),
+        *("--drafter", "root"),
+    ],
+    "h200_glm_air_fp8": [
+        *("bench", "decode", "--shape", "glm-4.5-air", "--quantization", "fp8-row"),
+        *("--dummy-weights", "--batch", "1,8", "--prompt-tokens", "128", "--max-tokens", "48"),
+        *("--repeats", "2", "--drafter", "root"),
+    ],
 }
 LOAD = ("--num-requests", "400", "--prompt-tokens", "512", "--max-tokens", "256")
 ON_GPU |= {

@@ -69,6 +69,8 @@ EXPERTS = (
     ("Qwen3-30B-A3B, bfloat16, plain", "h200_moe_plain"),
     ("Qwen3-30B-A3B, bfloat16, chain of 3, acceptance 2.5", "h200_moe_chain"),
     ("DeepSeek-V2-Lite, bfloat16, plain", "h200_v2_lite"),
+    ("Qwen3-Next, 24 of 48 layers, bfloat16, plain", "h200_qwen3_next_cut"),
+    ("GLM-4.5-Air, FP8 with a scale for each row, plain", "h200_glm_air_fp8"),
     ("gpt-oss-20b, bfloat16, plain", "h200_gpt_oss"),
 )
 """Description and result."""

@@ -9,13 +9,29 @@ from dataclasses import replace
 import pytest
 import torch
 
+from eyas.attention import reference
 from eyas.attention.reference import ReferenceAttention
 from eyas.cache.store import LayerStore
+from eyas.models import cpu_has_bfloat16
+from eyas.native.attention import compiled
 from tests.attention.scenes import Lane, Scene, build, dense, random_parents
 
 LATENT = LayerStore(8, 1, 48, scale=0.2, value_dim=32)
 GROUPS = [(4, 4), (4, 2), (8, 1), (6, 2), (16, 1), (3, 1)]
 EDGES = [0, 1, 2, 7, 63, 64, 100, 190, 191, 192, 193, 251, 382, 383, 384, 385]
+
+
+@pytest.fixture(params=["float32", "bfloat16", "float32 by torch", "bfloat16 by torch"])
+def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    """The number format, attended to by compiled code or by torch."""
+    name, _, others = request.param.partition(" ")
+    if others:
+        monkeypatch.setattr(reference, "compiled_attention", lambda *_, **__: None)
+        if name == "bfloat16" and not cpu_has_bfloat16():
+            pytest.skip("torch is not exact here: this processor has no bfloat16")
+    elif compiled().library is None:
+        pytest.skip("there is no C compiler, or the processor has no vectors")
+    return getattr(torch, name)
 
 
 def attend(scene: Scene, sinks_N: torch.Tensor | None = None) -> torch.Tensor:

@@ -17,7 +17,7 @@ from eyas.schemas import prepare
 from eyas_bench.load import Arrival
 from eyas_bench.serve_load import EngineLoad
 from eyas_bench.shape import about, decide, dummy_engine, dummy_parts
-from eyas_bench.shapes import SHAPES, find_shape
+from eyas_bench.shapes import SHAPES, NamedShape, find_shape
 
 TINY = SHAPES["tiny"]
 
@@ -120,3 +120,10 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, num_added=300)
     with pytest.raises(ValueError, match="has 556 tokens, the shape tiny 512; give one that fits"):
         dummy_parts(TINY, config(), place, tokenizer_directory=tmp_path)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda shape: shape.name)
+def test_angles_are_as_wide_as_the_heads_that_are_turned(shape: NamedShape) -> None:
+    model = shape.model
+    width = model.head_dim if model.latent is None else model.latent.rotated_dim
+    assert model.rope.head_dim == width and model.rope.num_rotated <= width

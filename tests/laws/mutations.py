@@ -1,33 +1,32 @@
 """Mutations of the package, each with the test that must fail for it; and the command that tries them.
 
-`python -m tests.laws.mutations 0 2` tries the first of two shares: it copies the package, makes one
-mutation in the copy, and runs the test against the copy in a forked process (so that torch is loaded
-once). Each mutation must fail its test; the copy without a mutation must pass all of them.
+`python -m tests.laws.mutations 0 2` tries the first of two shares. Each mutation runs in a forked
+process that replaces the code of the mutated function and runs the test; the package and the tests are
+imported once, before. Each mutation must fail its test; without a mutation all tests must pass.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import gc
 import importlib
+import inspect
 import io
 import os
-import shutil
 import sys
-import tempfile
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import cache_from_source
+from importlib.abc import InspectLoader
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 from tests.laws.anchors import AnchorError, replace
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "eyas"
-HEAVY: list[str] = [
-    *("numpy", "torch", "hypothesis", "msgspec", "tokenizers", "safetensors.torch", "psutil"),
-    *("jinja2", "llguidance", "pytest", "pytest_timeout", "tests.models.tiny"),
-    *(["tests.interpreter"] if "TRITON_INTERPRET" in os.environ else []),  # it brings triton
-]
 NAMED = "tests/laws/test_named_laws.py::test_"
 TREES = "tests/draft/test_tree_drafter.py::test_"
 HEADS = "tests/draft/test_head_rows.py::test_"
@@ -750,42 +749,81 @@ def _is_placed(mutation: Mutation) -> bool:
     return True
 
 
-def copy_package(directory: Path) -> Path:
-    """Copy the package without its model; return the directory to put on `sys.path`."""
-    ignored = shutil.ignore_patterns("__pycache__", "*.safetensors", "playground")
-    shutil.copytree(PACKAGE, directory / "eyas", ignore=ignored)
-    return directory
+def _functions_of(code: CodeType) -> Iterator[CodeType]:
+    """Yield the functions and methods that the code of a module or class defines."""
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            if each.co_flags & inspect.CO_OPTIMIZED:
+                yield each
+            else:
+                yield from _functions_of(each)
 
 
-def run_tests(path: Path, tests: list[str], *, keeps_bytecode: bool = False) -> int:
-    """Return pytest's exit status for these tests against the package at `path`, in a forked process.
+def _function_named(module: ModuleType, name: str) -> FunctionType:
+    """Return the function, below its decorators. Raises ValueError if there is none of this name."""
+    found: Any = module
+    for part in name.split("."):
+        found = vars(found)[part]
+    for attribute in ("fget", "func", "__func__"):  # of properties and class methods
+        found = getattr(found, attribute, found)
+    found = inspect.unwrap(found)
+    if not isinstance(found, FunctionType) or found.__code__.co_qualname != name:
+        raise ValueError(f"{name} of {module.__name__} is no function")
+    return found
 
-    keeps_bytecode: whether compiled files are written for later runs.
+
+def mutate(mutation: Mutation) -> None:
+    """Replace the code of the mutated function in the imported package.
+
+    Raises ValueError where that would not change what runs, such as in the body of a class.
     """
-    for name in HEAVY:
-        importlib.import_module(name)
+    source = (PACKAGE / mutation.file).read_text()
+    before, after = (
+        {code.co_qualname: code for code in _functions_of(InspectLoader.source_to_code(text))}
+        for text in (ast.unparse(ast.parse(source)), mutation.apply(PACKAGE))
+    )
+    name = next((n for n in before if f"{mutation.function}.".startswith(f"{n}.")), None)
+    if name is None or before[name] == after[name]:
+        raise ValueError(f"{mutation.function} of {mutation.file} has the same code")
+    module = "eyas." + mutation.file.removesuffix(".py").replace("/", ".")
+    _function_named(importlib.import_module(module), name).__code__ = after[name]
+
+
+def prepare(tests: list[str]) -> None:
+    """Import the files of these tests, and with them what they test."""
+    import hypothesis
+
+    first_failure_only = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+    hypothesis.settings.register_profile(
+        "the same examples",
+        derandomize=True,
+        phases=first_failure_only,  # nobody reads the smallest example
+        report_multiple_bugs=False,
+    )
+    hypothesis.settings.load_profile("the same examples")
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    for name in ["pytest_timeout", "tests.conftest", *(test.split("::")[0] for test in tests)]:
+        importlib.import_module(name.removesuffix(".py").replace("/", "."))
+    gc.freeze()  # so that forked processes share its memory
+
+
+def run_tests(tests: list[str], mutation: Mutation | None = None) -> int:
+    """Return pytest's exit status for these tests, with the mutation, in a forked process."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     status = 70
     try:
-        import hypothesis
         import pytest
 
-        hypothesis.settings.register_profile("the same examples", derandomize=True)
-        hypothesis.settings.load_profile("the same examples")
-        sys.path[:0] = [str(path), str(ROOT)]
-        sys.dont_write_bytecode = not keeps_bytecode
-        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        if mutation is not None:
+            mutate(mutation)
         output = io.StringIO()
-        options = ["-x", "-q", "--assert=plain", "--no-header"]
+        options = ["-x", "-q", "--assert=plain", "--no-header", *(["--tb=no"] if mutation else [])]
         options += ["-p", "pytest_timeout", "-p", "no:cacheprovider"]
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             status = int(pytest.main([*options, f"--rootdir={ROOT}", *tests]))
-        package = importlib.import_module("eyas")
-        if not str(package.__file__).startswith(str(path)):
-            status = 71
-        if status not in (0, 1):
+        if status != (mutation is not None):
             sys.stdout.write(output.getvalue()[-4000:])
             sys.stdout.flush()
     except BaseException:
@@ -797,23 +835,15 @@ def run_tests(path: Path, tests: list[str], *, keeps_bytecode: bool = False) -> 
 
 def survivors(share: int, num_shares: int) -> list[str]:
     """Return a message for each mutation of this share that did not fail its test."""
-    mine = MUTATIONS[share::num_shares]
+    tests = sorted({mutation.test for mutation in MUTATIONS})[share::num_shares]
     problems = []
     os.chdir(ROOT)
-    with tempfile.TemporaryDirectory() as scratch:
-        path = copy_package(Path(scratch))
-        tests = sorted({m.test for m in mine})
-        if status := run_tests(path, tests, keeps_bytecode=True):
-            problems.append(f"the package as it is does not pass (status {status})")
-        for mutation in mine:
-            file = path / "eyas" / mutation.file
-            original = file.read_text()
-            file.write_text(mutation.apply(path / "eyas"))
-            Path(cache_from_source(str(file))).unlink(missing_ok=True)
-            status = run_tests(path, [mutation.test])
-            if status != 1:
-                problems.append(f"{mutation.name}: {mutation.test} ended with status {status}")
-            file.write_text(original)
+    prepare(tests)
+    if status := run_tests(tests):
+        problems.append(f"the package as it is does not pass (status {status})")
+    for mutation in MUTATIONS:
+        if mutation.test in tests and (status := run_tests([mutation.test], mutation)) != 1:
+            problems.append(f"{mutation.name}: {mutation.test} ended with status {status}")
     return problems
 
 

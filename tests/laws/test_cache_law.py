@@ -11,6 +11,7 @@ from eyas.core import Request, SamplingParams
 from tests.laws.cases import Oracle, assert_same, walk_text
 from tests.laws.drafters import RandomTrees
 from tests.laws.world import Answers, Setting, model_drafter, new_engine, run
+from tests.thorough import only_thorough
 
 LENGTH = 90
 PLAIN = Setting(max_model_len=LENGTH)
@@ -36,8 +37,13 @@ def random_requests(draw: random.Random, count: int) -> list[Request]:
     return asked
 
 
-@pytest.mark.parametrize("flights", [0, 1])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("seed", "flights"),
+    [
+        *[(seed, seed % 2) for seed in range(5)],
+        *only_thorough(*[(seed, 1 - seed % 2) for seed in range(5)]),
+    ],
+)
 def test_slots_add_up_through_aborts_preemptions_and_ends(seed: int, flights: int) -> None:
     """`run` checks after every step, and that nothing is held at the end."""
     draw = random.Random(seed)

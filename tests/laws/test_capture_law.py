@@ -33,7 +33,7 @@ from tests.kernels.bodies import take_kernels
 from tests.laws.captures import make_unkind
 from tests.laws.cases import walk_text
 from tests.laws.world import Answers, Setting, new_engine, run
-from tests.thorough import only_thorough
+from tests.thorough import drawn, only_thorough
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs whole engines"),
@@ -137,7 +137,8 @@ def test_steps_from_graphs_choose_what_others_choose(
         }
         request.getfixturevalue("plumbing_of_a_device")
         kept = make_unkind(llm.engine, max_graphs=most)
-        for temperature, numbers in itertools.product(TEMPERATURES, ROUNDS):
+        in_turn = zip(itertools.cycle(TEMPERATURES), ROUNDS)
+        for temperature, numbers in drawn(in_turn, itertools.product(TEMPERATURES, ROUNDS)):
             for number, choice in zip(numbers, ask(llm, numbers, temperature), strict=True):
                 assert (choice.token_ids, choice.error) == (alone[number, temperature], None)
         llm.engine.check()

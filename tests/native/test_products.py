@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,16 @@ def test_what_others_could_have_written_is_not_loaded(cache: Path) -> None:
 
 
 @needs_compiler
+def test_another_header_is_another_library(tmp_path: Path) -> None:
+    copy = Path(shutil.copy(SOURCE, tmp_path))
+    names = set()
+    for content in (SOURCE.with_name("vectors.h").read_text(), "#error no vectors"):
+        (tmp_path / "vectors.h").write_text(content)
+        names.add(build_module._fingerprint(copy))
+    assert len(names) == 2
+
+
+@needs_compiler
 def test_a_damaged_file_is_replaced(cache: Path) -> None:
     cache.mkdir(parents=True, mode=0o700)
     name = f"products-{build_module._fingerprint(SOURCE)}.so"
@@ -162,8 +173,9 @@ def test_code_that_miscalculates_is_not_used(
 ) -> None:
     wrong = tmp_path / "wrong.c"
     wrong.write_text(SOURCE.read_text().replace("sum + bias[first + c]", "sum"))
+    shutil.copy(SOURCE.with_name("vectors.h"), tmp_path)
     built = build(wrong)
     assert built.library is not None
-    monkeypatch.setattr(products, "build", lambda source: built)
+    monkeypatch.setattr(build_module, "build", lambda source: built)
     refused = compiled.__wrapped__()
     assert refused.library is None and "is wrong" in refused.reason

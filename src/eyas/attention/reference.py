@@ -1,10 +1,12 @@
-"""Attention by torch operations: the CPU's backend, and the reference of every other one.
+"""Attention on the CPU, and the reference of every other backend.
 
 Promises: a row's result depends on its own prefix alone, bit for bit on the CPU. Every sequence,
-and every root-to-leaf path of a tree, becomes a *lane*: its keys gathered into the columns of their
-positions. The number of columns of a query depends on its position alone (`key_width`), and tiles
-of queries have heights that give the same bits on this machine. So a row has the same products in
-the same reduction order in every batch (docs/facts.md has the measurement).
+and every root-to-leaf path of a tree, becomes a *lane*: its slots in the columns of their positions.
+Compiled code reads the slots where they lie (`native.attention`). Without a compiler, and over a cache
+of another format than the model's, torch attends: keys are gathered, the number of columns of a query
+depends on its position alone (`key_width`), and tiles of queries have heights that give the same bits
+on this machine. So a row has the same products in the same reduction order in every batch
+(docs/facts.md has the measurement).
 Does not know: models, which rows are prompts and which are drafts.
 
 Legend: N query heads, G key/value heads, J query heads a key/value head, H head dim, Y lanes, L key
@@ -25,6 +27,7 @@ from eyas.attention.state_plan import StatePlan
 from eyas.cache.kv import KVStore, WindowMap
 from eyas.cache.states import SequenceStates
 from eyas.cache.store import CompressedStore, KVScales, LayerStore
+from eyas.native.attention import CompiledAttention, Queries, compiled_attention
 from eyas.ops.compress import Compression
 from eyas.ops.delta_rule import DeltaRule
 from eyas.ops.rotate_and_store import as_bytes
@@ -38,8 +41,8 @@ class ReferenceAttention:
 
     def __init__(self, kv: KVStore) -> None:
         self.kv = kv
-        self._heights = {
-            store: tile_heights(store, kv.dtype, kv.device)
+        self._kernels = {
+            store: _kernel(store, kv)
             for store in dict.fromkeys(kv.stores)
             if isinstance(store, LayerStore) and not isinstance(store, CompressedStore)
         }
@@ -58,7 +61,26 @@ class ReferenceAttention:
         if layout.nodes is not None:
             groups.extend(split_by_width(node_lanes(layout, layout.nodes)))
         states = None if self.states is None else StatePlan(layout, self.states)
-        return _Plan(self.kv, self._heights, groups, write_slots_T, states)
+        return _Plan(self.kv, self._kernels, groups, write_slots_T, states)
+
+
+Kernel = CompiledAttention | tuple[int, ...]
+"""How layers of one kind attend: by compiled code, or by torch in tiles of these heights."""
+
+
+def _kernel(store: LayerStore, kv: KVStore) -> Kernel:
+    if kv.stored_dtype == kv.dtype:
+        compiled = compiled_attention(
+            kv.dtype,
+            kv.device,
+            value_dim=store.output_dim,
+            scale=store.head_dim**-0.5 if store.scale is None else store.scale,
+            window=store.window,
+            first_position=store.first_position,
+        )
+        if compiled is not None:
+            return compiled
+    return tile_heights(store, kv.dtype, kv.device)
 
 
 def tile_heights(store: LayerStore, dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
@@ -106,17 +128,17 @@ class _Plan:
     def __init__(
         self,
         kv: KVStore,
-        heights: dict[LayerStore, tuple[int, ...]],
+        kernels: dict[LayerStore, Kernel],
         groups: Sequence[Lanes],
         write_slots_T: torch.Tensor,
         states: StatePlan | None,
     ) -> None:
         self._kv = kv
         self._states = states
-        self._heights = heights
+        self._kernels = kernels
         self._groups = groups
         self._write_slots_T = write_slots_T
-        self._answers: dict[LayerStore, _Answers] = {}
+        self._answers: dict[LayerStore, _Answers | _CompiledAnswers] = {}
         self._compressed: CompressedPlan | None = None
 
     def destination(self, layer: int) -> KVDestination:
@@ -138,11 +160,17 @@ class _Plan:
         assert isinstance(store, LayerStore)
         answers = self._answers.get(store)
         if answers is None:
-            heights, num_rows = self._heights[store], len(self._write_slots_T)
-            slots_S = self._kv.window_slots(layer)
-            answers = _Answers(self._groups, store, heights, q_TNH.dtype, num_rows, slots_S)
-            self._answers[store] = answers
+            answers = self._answers[store] = self._begin(store, self._kv.window_slots(layer))
         return answers.run(q_TNH, self._kv.layers[layer], self._kv.scales[layer], sinks_N)
+
+    def _begin(
+        self, store: LayerStore, window_slots_S: torch.Tensor | None
+    ) -> _Answers | _CompiledAnswers:
+        """Return what layers of one kind share."""
+        kernel, num_rows = self._kernels[store], len(self._write_slots_T)
+        if isinstance(kernel, CompiledAttention):
+            return _CompiledAnswers(self._groups, store, kernel, num_rows, window_slots_S)
+        return _Answers(self._groups, store, kernel, self._kv.dtype, num_rows, window_slots_S)
 
     def compress(
         self,
@@ -162,6 +190,46 @@ class _Plan:
     def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
         assert self._states is not None, "the layer has declared a state"
         return self._states.recur(layer, inputs_TX, rule)
+
+
+class _CompiledAnswers:
+    """The queries of a forward pass for layers of one kind. Padding rows get zeros."""
+
+    def __init__(
+        self,
+        groups: Sequence[Lanes],
+        store: LayerStore,
+        kernel: CompiledAttention,
+        num_rows: int,
+        window_slots_S: torch.Tensor | None,
+    ) -> None:
+        self._kernel = kernel
+        self._output_dim = store.output_dim
+        self._num_rows = num_rows
+        self._queries = [
+            Queries(
+                lanes.slots_YL if window_slots_S is None else window_slots_S[lanes.slots_YL],
+                lanes.rows_YQ.contiguous(),
+                lanes.positions_YQ.contiguous(),
+            )
+            for lanes in groups
+        ]
+
+    def run(
+        self,
+        q_TNH: torch.Tensor,
+        kv_S2GH: torch.Tensor,
+        scales: KVScales,
+        sinks_N: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the outputs [T, N, D] of all rows. scales: of an FP8 cache, which this one is not."""
+        assert scales == KVScales()
+        wide_TNH = q_TNH.float().contiguous()
+        out_TND = wide_TNH.new_zeros((self._num_rows, q_TNH.shape[1], self._output_dim))
+        sinks_N = None if sinks_N is None else sinks_N.float().contiguous()
+        for queries in self._queries:
+            self._kernel(queries, wide_TNH, kv_S2GH, out_TND, sinks_N)
+        return out_TND.to(q_TNH.dtype)
 
 
 class _Answers:

@@ -145,7 +145,8 @@ def rotate_and_store(
     """
     num_rows = heads_TX.shape[0]
     assert heads_TX.shape[1] == (num_query_heads + 2 * num_kv_heads) * head_dim
-    assert head_dim % 2 == 0 and kv_S2GH.stride(3) == 1 and table_P2H.is_contiguous()
+    assert head_dim % 2 == 0 and kv_S2GH.stride(3) == 1
+    assert table_P2H.is_contiguous() and table_P2H.shape[-1] == head_dim
     assert (q_weight_H is None) == (k_weight_H is None)
     q_TNH = heads_TX.new_empty((num_rows, num_query_heads, head_dim))
     if num_rows:

@@ -1,8 +1,9 @@
 """Compile a C file of this package with the machine's compiler, once, and load it.
 
 Promises: the library is compiled for this processor and stored in the user's cache folder, by a hash of
-its source, flags and processor. A folder or file that others may write to is not used: the library is
-then compiled for this process alone. No failure is an error: the reason is returned.
+its source, the headers beside it, flags and processor. A folder or file that others may write to is
+not used: the library is then compiled for this process alone. No failure is an error: the reason is
+returned.
 Does not know: what the code does.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +28,7 @@ COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c11", "-O3", "-march=native", "-shared", "-fPIC", "-fopenmp")
 """The name of the OpenMP library is that of the one which torch has loaded, so there is one only."""
 TIMEOUT_SECONDS = 120
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,28 @@ class Built:
 
     library: ctypes.CDLL | None
     reason: str
+
+
+def load(
+    source: Path,
+    what: str,
+    declare: Callable[[ctypes.CDLL], None],
+    is_right: Callable[[ctypes.CDLL], bool],
+) -> Built:
+    """Return the library of a C file after a check, or the reason why torch must do its work. A library
+    that miscalculates is not used, with a warning.
+
+    what: the work, for the warning. declare: sets the types of the library's functions. is_right:
+    whether it calculates as it should.
+    """
+    built = build(source)
+    if built.library is None:
+        return built
+    declare(built.library)
+    if not is_right(built.library):
+        log.warning("%s by torch: the compiled code is wrong (%s)", what, built.reason)
+        return Built(None, f"the compiled code is wrong ({built.reason})")
+    return built
 
 
 def build(source: Path) -> Built:
@@ -107,6 +133,8 @@ def _is_private(path: Path) -> bool:
 
 def _fingerprint(source: Path) -> str:
     digest = hashlib.sha256(source.read_bytes())
+    for header in sorted(source.parent.glob("*.h")):
+        digest.update(header.read_bytes())
     digest.update("\n".join((*FLAGS, platform.platform(), _processor())).encode())
     return digest.hexdigest()[:16]
 

@@ -5,58 +5,13 @@
    PANEL outputs, [O / PANEL][I][PANEL], of which the last is filled up with zeros: float32 numbers, or
    the upper halves of numbers whose lower halves are zero (bfloat16). */
 
-#include <stddef.h>
-#include <stdint.h>
-
-#if defined(__AVX512F__)
-#include <immintrin.h>
-typedef __m512 vec;
-#define LANES 16
-#define VECS 2
-#define load _mm512_loadu_ps
-#define load_half(p) \
-    _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p))), 16))
-#define store _mm512_storeu_ps
-#define repeat _mm512_set1_ps
-#define multiply_add _mm512_fmadd_ps
-#elif defined(__AVX2__) && defined(__FMA__)
-#include <immintrin.h>
-typedef __m256 vec;
-#define LANES 8
-#define VECS 2
-#define load _mm256_loadu_ps
-#define load_half(p) \
-    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16))
-#define store _mm256_storeu_ps
-#define repeat _mm256_set1_ps
-#define multiply_add _mm256_fmadd_ps
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-typedef float32x4_t vec;
-#define LANES 4
-#define VECS 4
-#define load vld1q_f32
-#define load_half(p) vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16))
-#define store vst1q_f32
-#define repeat vdupq_n_f32
-#define multiply_add(a, b, c) vfmaq_f32(c, a, b)
-#else
-#error "this processor has no fused multiply-add of vectors"
-#endif
+#include "vectors.h"
 
 #define PANEL (LANES * VECS)
 #define GROUP 4    /* panels that a thread takes at once */
 #define ROWS 6     /* of the largest tile */
 #define CHUNK 48   /* rows whose columns stay in the cache for all panels of a group */
 #define DEPTH 1024 /* columns of a panel that stay in the cache for all rows of a chunk */
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE vec load_weights(const char *w, ptrdiff_t index, const int is_half)
-{
-    if (is_half)
-        return load_half((const uint16_t *)w + index);
-    return load((const float *)w + index);
-}
 
 /* Add to `rows` x `panels` sums, all of which stay in registers. x: of the first row and column. w: of
    the first panel and column. is_first: the sums begin here, they are not in `out` yet. */
@@ -76,7 +31,7 @@ INLINE void run_tile(const int rows, const int panels, const int is_half, const 
             vec weights[GROUP * VECS];
 #pragma GCC unroll 16
             for (int v = 0; v < panels * VECS; v++)
-                weights[v] = load_weights(w, v / VECS * w_stride + k * PANEL + v % VECS * LANES, is_half);
+                weights[v] = load_numbers(w, v / VECS * w_stride + k * PANEL + v % VECS * LANES, is_half);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
                 const vec of_row = repeat(x[r * x_stride + k]);
@@ -91,7 +46,7 @@ INLINE void run_tile(const int rows, const int panels, const int is_half, const 
                 of_rows[r] = repeat(x[r * x_stride + k]);
 #pragma GCC unroll 16
             for (int v = 0; v < panels * VECS; v++) {
-                const vec weights = load_weights(w, v / VECS * w_stride + k * PANEL + v % VECS * LANES, is_half);
+                const vec weights = load_numbers(w, v / VECS * w_stride + k * PANEL + v % VECS * LANES, is_half);
 #pragma GCC unroll 8
                 for (int r = 0; r < rows; r++)
                     sum[r][v] = multiply_add(of_rows[r], weights, sum[r][v]);

@@ -11,7 +11,6 @@ Legend: T rows, I input features, O output features.
 from __future__ import annotations
 
 import ctypes
-import logging
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -20,11 +19,10 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from eyas.native.build import Built, build
+from eyas.native.build import Built, load
 
 BLOCK = 1 << 20
 """Numbers of a weight that are packed at once; it limits the memory that packing needs."""
-log = logging.getLogger(__name__)
 _SIZE = ctypes.c_ssize_t
 _ARGUMENTS = (
     *(ctypes.c_void_p, _SIZE, _SIZE, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p),
@@ -95,22 +93,18 @@ class PackedWeight:
 
 @cache
 def compiled() -> Built:
-    """Return the compiled library, or the reason why there is none. A library that miscalculates is
-    not used, with a warning."""
-    built = build(Path(__file__).with_name("products.c"))
-    if built.library is None:
-        return built
-    built.library.eyas_panel.restype = _SIZE
-    built.library.eyas_panel.argtypes = ()
-    built.library.eyas_product.restype = None
-    built.library.eyas_product.argtypes = _ARGUMENTS
-    if not _is_right(built.library):
-        log.warning("float32 products by torch: the compiled ones are wrong (%s)", built.reason)
-        return Built(None, f"the compiled code is wrong ({built.reason})")
-    return built
+    """Return the compiled library, or the reason why there is none."""
+    return load(Path(__file__).with_name("products.c"), "float32 products", _declare, _is_right)
 
 
-def _is_right(compiled: ctypes.CDLL) -> bool:
+def _declare(library: ctypes.CDLL) -> None:
+    library.eyas_panel.restype = _SIZE
+    library.eyas_panel.argtypes = ()
+    library.eyas_product.restype = None
+    library.eyas_product.argtypes = _ARGUMENTS
+
+
+def _is_right(library: ctypes.CDLL) -> bool:
     """Whether small products agree with torch's, and have the same bits in calls of other sizes."""
     generator = torch.Generator().manual_seed(1)
 
@@ -119,7 +113,7 @@ def _is_right(compiled: ctypes.CDLL) -> bool:
 
     x_TI, weight_OI, bias_O = random(53, 37), random(101, 37), random(101)
     for weight in (weight_OI, weight_OI.bfloat16().float()):
-        product = PackedWeight(weight, compiled)
+        product = PackedWeight(weight, library)
         whole_TO = product(x_TI, bias_O)
         if not torch.allclose(whole_TO, x_TI @ weight.T + bias_O, rtol=1e-4, atol=1e-4):
             return False
