@@ -309,10 +309,24 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 DEFAULTS = EngineConfig()
 
 
+class StartChoice(msgspec.Struct, frozen=True):
+    """What was chosen at the start of an engine or a server, for the log.
+
+    reason: the option that decides it, or why this value was found. seconds: what it took to find,
+    load or prepare; None if that was not measured.
+    """
+
+    name: str
+    value: str
+    reason: str
+    seconds: float | None = None
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a started engine, for the server and the commands.
 
     max_model_len: most tokens of prompt and answer. exact, exact_reason: result of the self-check.
+    choices: what was chosen at the start, in order.
     """
 
     model: str
@@ -334,3 +348,4 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The number format of keys and values in the cache."""
     directory: str = ""
     """The directory of the model's tokenizer, chat template and generation config."""
+    choices: tuple[StartChoice, ...] = ()

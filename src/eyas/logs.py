@@ -22,7 +22,8 @@ _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICA
 
 
 class OneLineFormatter(logging.Formatter):
-    """Formats a record as one line of text; a traceback follows on lines of its own.
+    """Formats a record as one line of text. What the record has in `lines`, a list, and a traceback
+    follow on lines of their own, which are indented.
 
     with_colours: whether the level is coloured.
     """
@@ -32,11 +33,12 @@ class OneLineFormatter(logging.Formatter):
         self._with_colours = with_colours
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        line = _CONTROL.sub(lambda match: repr(match[0])[1:-1], super().formatMessage(record))
-        if not self._with_colours:
-            return line
-        level = record.levelname
-        return line.replace(f" {level} ", f" \x1b[{_COLOURS.get(level, '0')}m{level}\x1b[0m ", 1)
+        line = _escaped(super().formatMessage(record))
+        if self._with_colours:
+            level = record.levelname
+            colour = _COLOURS.get(level, "0")
+            line = line.replace(f" {level} ", f" \x1b[{colour}m{level}\x1b[0m ", 1)
+        return "\n    ".join([line, *map(_escaped, getattr(record, "lines", ()))])
 
 
 class JsonFormatter(logging.Formatter):
@@ -58,6 +60,10 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=True, default=str)
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def configure(level: str, log_format: LogFormat = "text") -> None:

@@ -10,9 +10,9 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 
 from eyas.cli.options import engine_config
-from eyas.config import DraftConfig, EngineConfig
+from eyas.config import DeviceConfig, DraftConfig, EngineConfig
 from eyas.engine.build import assemble
-from eyas.runner.device import Device, open_device
+from eyas.runner.device import open_device
 from eyas.schemas import prepare
 from eyas_bench.load import Arrival
 from eyas_bench.serve_load import EngineLoad
@@ -114,7 +114,7 @@ def test_schemas_hold_with_a_tokenizer_of_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    place = Device(torch.device("cpu"), num_flights=0)
+    place = open_device(DeviceConfig(device="cpu"))
     with pytest.raises(ValueError, match=r"tokenizer: .* holds no tokenizer\.json"):
         dummy_parts(TINY, config(), place, tokenizer_directory=tmp_path)
     write_tokenizer(tmp_path, num_added=300)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import eyas.builtin
-from eyas.dialect import Wanted, find_dialect, named_dialect
+from eyas.dialect import Wanted, dialect_reason, find_dialect, named_dialect
 from eyas.dialect.compose import ComposedDialect
 from eyas.grammar import Json
 from eyas.text.tokenizer import Tokenizer
@@ -78,6 +78,9 @@ def test_unknown_names_list_the_known_ones() -> None:
 
 def test_a_model_without_reasoning_is_not_expected_to_open_it() -> None:
     dialect = find_dialect(BARE, "<tool_call>", "Qwen2ForCausalLM")
+    reason = dialect_reason(BARE, "<tool_call>", "Qwen2ForCausalLM")
+    assert reason == "<tool_call> in the chat template"
+    assert dialect_reason(BARE, None, "Qwen2ForCausalLM") == "the architecture Qwen2ForCausalLM"
     assert isinstance(dialect, ComposedDialect)
     events = Stream("<think>a</think>", ()).at_once(dialect.segmenter(Wanted(), BARE.tokens("<t>")))
     assert Outcome.of(events) == Outcome("", "<think>a</think>", ())

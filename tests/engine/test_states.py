@@ -171,7 +171,7 @@ def test_a_checkpoint_brings_its_mtp_layer_along(tmp_path: Path) -> None:
 
 
 def test_states_come_out_of_the_memory_and_are_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = save_model(make_model("qwen3 next"), tmp_path)
     size = sum(store.num_bytes(0, 4) for store in read_spec(directory).state_stores)
@@ -187,9 +187,9 @@ def test_states_come_out_of_the_memory_and_are_bounded(
     options = msgspec.structs.replace(
         config(directory, DraftConfig(drafter="root")), cache=CacheConfig()
     )
-    with caplog.at_level("INFO", "eyas"), LLM(config=options):
-        pass
-    assert "for each of 4 sequences and 3 snapshots" in caplog.text
+    with LLM(config=options) as llm:
+        (states,) = [choice for choice in llm.info.choices if choice.name == "states"]
+    assert states.value.endswith("MiB a sequence, 3 snapshots")
     assert seen[0] >= (4 + 3) * size
 
 

@@ -15,6 +15,7 @@ import pytest
 GOLDEN = Path(__file__).parent / "golden"
 COMMANDS = {
     "eyas": [],
+    "chat": ["chat"],
     "serve": ["serve"],
     "generate": ["generate"],
     "demo": ["demo"],

@@ -17,8 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from eyas.config import StartChoice
 from eyas.logs import JsonFormatter, OneLineFormatter, shows_colours
 from eyas.server.launch import is_reached_by_others
+from eyas.server.start_choices import as_fields, as_table
 from tests.server.test_launch import ENVIRONMENT, SECONDS, chat, served
 
 
@@ -50,6 +52,31 @@ def test_the_level_alone_is_coloured_and_no_message_can_colour():
     assert line.count("\x1b") == 2 and " \x1b[33mWARNING\x1b[0m eyas.server: " in line
     assert line.endswith("a WARNING \\x1b[31mred")
     assert "\x1b" not in OneLineFormatter().format(record("x"))
+
+
+def test_lines_of_a_record_follow_it_and_none_can_be_forged():
+    text = OneLineFormatter().format(record("ready", lines=["a  1", "b\n2025 INFO forged"]))
+    first, *rest = text.splitlines()
+    assert first.endswith("eyas.server: ready")
+    assert rest == ["    a  1", "    b\\n2025 INFO forged"]
+
+
+def test_a_table_of_choices_has_aligned_columns():
+    choices = [
+        StartChoice("device", "cpu", "--device"),
+        StartChoice("context", "9 tokens", "the model's", 1.5),
+        StartChoice("exact", "no: " + "x" * 60, "a law", 0.25),
+    ]
+    one, two, three = as_table(choices)
+    assert one.index("--device") == two.index("the model's")
+    assert two == "context  9 tokens   1.50 s  the model's"
+    assert three.endswith("x   0.25 s  a law")
+    assert as_fields(choices)["choices"][1] == {
+        "name": "context",
+        "value": "9 tokens",
+        "reason": "the model's",
+        "seconds": 1.5,
+    }
 
 
 def test_a_json_line_is_one_object():
@@ -89,6 +116,10 @@ def test_a_server_that_logs_json_logs_nothing_else(directory: Path):
     assert (mine["finish_reasons"], mine["completion_tokens"]) == (["length"], 3)
     failed = [line for line in lines if "exception" in line]
     assert failed and "RuntimeError" in failed[0]["exception"]
+    (choices,) = [line["choices"] for line in lines if "choices" in line]
+    chosen = {choice["name"]: choice for choice in choices}
+    assert {"dialect", "chat template", "queue", "API keys"} <= set(chosen)
+    assert all(choice["reason"] for choice in choices)
     assert not any("a secret word" in line for line in server.log)
 
 

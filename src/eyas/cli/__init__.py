@@ -1,4 +1,4 @@
-"""The commands `eyas serve`, `generate`, `demo`, `models`, `verify`, `bench` and `train`.
+"""The commands `eyas chat`, `serve`, `generate`, `demo`, `models`, `verify`, `bench` and `train`.
 
 Promises: exit status 0 is success, 1 a failed check or an internal error, 2 an error that the user can
 correct, reported in a line that names the option; heavy imports happen inside the commands.
@@ -12,7 +12,7 @@ import sys
 import typer
 
 from eyas.children import guard_children
-from eyas.cli import demo, generate, models, serve, train, verify
+from eyas.cli import chat, demo, generate, models, serve, train, verify
 from eyas.cli.command_line import PeersCommand
 from eyas.cli.errors import report
 from eyas.cli.installed import InstalledGroup
@@ -24,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+app.command("chat")(chat.chat)
 app.command("serve", cls=PeersCommand)(serve.serve)
 app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
@@ -46,6 +47,7 @@ def _show_version(asked: bool) -> None:
 
 
 FIRST_STEPS = (
+    ("eyas chat", "chat with the model in the terminal; /tree shows what was drafted"),
     ("eyas demo", "compare plain and drafted decoding: the same tokens in fewer steps"),
     ("eyas serve", "serve an OpenAI-compatible API at http://127.0.0.1:8000/v1"),
     ("eyas generate PROMPT", "generate one answer in the terminal"),

@@ -36,6 +36,11 @@ SEED = 7
 NUM_SLOTS, MAX_MODEL_LEN = 2048, 1024
 """Enough for one prompt at a time, so that the cache is allocated quickly."""
 PLAIN = "plain"
+PURPOSE = """\
+This demo answers the same prompts with and without draft trees, and compares every token.
+With drafts, one step of the model yields several tokens, so that answers come faster. This is of use
+only if nothing else changes: not the text at any temperature, not the JSON, not a tool call.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +112,8 @@ def demo(
     from eyas.core import RequestError
 
     shared = {"model": model, "dtype": dtype, "device": device, "threads": threads}
+    if not as_json:
+        print(PURPOSE)
     with ExitStack() as stack:
         llms = open_contestants(stack, shared, drafting, quiet=as_json)
         if not as_json:

@@ -38,7 +38,7 @@ class LocalServer:
         ready = asyncio.Event()
 
         async def note_ready() -> None:
-            await on_ready(self._service)
+            await on_ready(self._service, "Ray Serve")
             ready.set()
 
         self._running = asyncio.create_task(self._engine.run(note_ready))

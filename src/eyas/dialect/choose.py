@@ -118,7 +118,7 @@ def find_dialect(
     tokenizer: Vocabulary, template_source: str | None, architecture: str | None
 ) -> Dialect:
     """Return the dialect for a checkpoint's tokenizer, chat template and architecture."""
-    family = _family(tokenizer, template_source or "", architecture or "")
+    family, _ = _family(tokenizer, template_source or "", architecture or "")
     if family in _PARTS and not _thinks(tokenizer, template_source or ""):
         calls = _tools(tokenizer, _PARTS[family][1])
         return ComposedDialect(family, tokenizer, generic_reasoning(tokenizer), calls)
@@ -142,7 +142,7 @@ def named_dialect(
     `find_dialect` does. ValueError lists the supported names."""
     if reasoning_parser is None and tool_call_parser is None:
         return find_dialect(tokenizer, template_source, architecture)
-    family = _family(tokenizer, template_source or "", architecture or "")
+    family, _ = _family(tokenizer, template_source or "", architecture or "")
     reasoning = _known("reasoning-parser", reasoning_parser, _REASONING_NAMES)
     tools = _known("tool-call-parser", tool_call_parser, _TOOL_NAMES)
     if "harmony" in (reasoning, tools):
@@ -167,31 +167,47 @@ def named_dialect(
     )
 
 
-def _family(tokenizer: Vocabulary, template: str, architecture: str) -> str:
-    """Return the family. The template counts first, since fine-tuned models keep unused tokens."""
+def dialect_reason(
+    tokenizer: Vocabulary, template_source: str | None, architecture: str | None
+) -> str:
+    """Return why `find_dialect` finds its dialect, for the log."""
+    return _family(tokenizer, template_source or "", architecture or "")[1]
+
+
+def _family(tokenizer: Vocabulary, template: str, architecture: str) -> tuple[str, str]:
+    """Return the family, and what it was recognised by. The template counts first, since fine-tuned
+    models keep unused tokens."""
 
     def has(text: str) -> bool:
         return tokenizer.control_id(text) is not None
 
     if has("<|channel|>") and has("<|message|>"):
-        return "harmony"
+        return "harmony", "the tokens <|channel|> and <|message|>"
     if "<arg_key>" in template:
-        return "glm"
+        return "glm", "<arg_key> in the chat template"
     if "tool▁calls▁begin" in template:
-        return "deepseek" if writes_fences(template) else "deepseek_v31"
+        family = "deepseek" if writes_fences(template) else "deepseek_v31"
+        return family, "tool▁calls▁begin in the chat template"
     if "<tool_call>" in template:
-        return "qwen3"
+        return "qwen3", "<tool_call> in the chat template"
     if "<|python_tag|>" in template or '"parameters": ' in template:
-        return "llama3"
-    if has("<arg_key>") or architecture.startswith("Glm4Moe"):
-        return "glm"
-    if has("<｜tool▁calls▁begin｜>") or architecture.startswith("Deepseek"):
-        return "deepseek"
-    if has("<tool_call>") or architecture.startswith(("Qwen2", "Qwen3")):
-        return "qwen3"
+        return "llama3", "the calls in the chat template"
+    by_name = f"the architecture {architecture}"
+    if has("<arg_key>"):
+        return "glm", "the token <arg_key>"
+    if architecture.startswith("Glm4Moe"):
+        return "glm", by_name
+    if has("<｜tool▁calls▁begin｜>"):
+        return "deepseek", "the token <｜tool▁calls▁begin｜>"
+    if architecture.startswith("Deepseek"):
+        return "deepseek", by_name
+    if has("<tool_call>"):
+        return "qwen3", "the token <tool_call>"
+    if architecture.startswith(("Qwen2", "Qwen3")):
+        return "qwen3", by_name
     if has("<|python_tag|>"):
-        return "llama3"
-    return "generic"
+        return "llama3", "the token <|python_tag|>"
+    return "generic", "no marks of another dialect"
 
 
 def _thinks(tokenizer: Vocabulary, template: str) -> bool:

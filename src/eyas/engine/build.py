@@ -8,17 +8,17 @@ Does not know: requests.
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 import torch
 
 from eyas.attention import attention_units, open_attention
 from eyas.cache import BlockLog, CacheManager, KVStore
 from eyas.cache.store import KVScales
-from eyas.config import EngineConfig, EngineInfo
+from eyas.config import EngineConfig, EngineInfo, StartChoice
 from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
 from eyas.draft import Drafter
 from eyas.engine.cache_size import (
@@ -40,6 +40,22 @@ from eyas.engine.exactness import check_exactness
 from eyas.engine.kv_events import EventPublisher, check_endpoints
 from eyas.engine.kv_format import kv_dtype_name, resolve_kv_dtype
 from eyas.engine.scheduler import Scheduler
+from eyas.engine.start_choices import (
+    Stopwatch,
+    cache_choice,
+    context_choice,
+    drafter_choice,
+    grammar_choice,
+    graphs_choice,
+    kv_choice,
+    limit_choices,
+    memory_reason,
+    model_choice,
+    order_choice,
+    products_choice,
+    search_choice,
+    tree_choice,
+)
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
 from eyas.layers.gemm_variants import PARTS_SPLITS, is_supported, pad_for_device
@@ -52,8 +68,8 @@ from eyas.models import (
     ModelFiles,
     ModelSpec,
     Progress,
+    choose_dtype,
     locate_model,
-    resolve_dtype,
 )
 from eyas.models.heads import DraftHead, HeadSpec
 from eyas.runner.device import Device, cache_budget, memory_bytes, open_device
@@ -82,7 +98,7 @@ class Parts:
     network: the weights of the drafting network; None if the drafter has none. directory: of the
     model; None if it is in no files. tokenizer: None if prompts and answers are token ids only, and
     then outputs cannot be constrained. eos_token_ids: the tokens that end a text. kv_scales,
-    draft_kv_scales: of an FP8 cache, by layer; empty is 1.
+    draft_kv_scales: of an FP8 cache, by layer; empty is 1. choices: what was chosen while loading.
     """
 
     spec: ModelSpec
@@ -96,6 +112,7 @@ class Parts:
     dtype: torch.dtype
     kv_scales: tuple[KVScales, ...] = ()
     draft_kv_scales: tuple[KVScales, ...] = ()
+    choices: tuple[StartChoice, ...] = ()
 
 
 def build_engine(
@@ -146,7 +163,7 @@ def load(
             f"device: {spec.architecture} has compressed attention, which runs on a CPU alone so far; "
             "pass --device cpu, or take another model"
         )
-    dtype = resolve_dtype(config.model.dtype, hardware.device)
+    dtype, dtype_reason = choose_dtype(config.model.dtype, hardware.device)
     _check_memory(config, files, dtype, hardware)
     drafting = decide_drafting(config, directory, spec) if drafts else None
     kv_scales: tuple[KVScales, ...] = ()
@@ -160,7 +177,9 @@ def load(
         kv_scales = files.kv_scales()
         draft_kv_scales = read_draft_scales(drafting, spec)
     progress("timing products", 0, 0)
+    watch = Stopwatch()
     order = find_order(config, hardware, dtype, spec)
+    order_seconds = watch.lap()
     model = files.load(
         dtype=dtype,
         device=hardware.device,
@@ -168,6 +187,7 @@ def load(
         order=order.order,
         progress=lambda _, done, total: progress("loading weights", done, total),
     )
+    model_seconds = watch.lap()
     network = None
     if drafting is not None and drafting.network is not None:
         draft_order = find_order(config, hardware, dtype, drafting.network, drafts=True)
@@ -190,6 +210,13 @@ def load(
         dtype=dtype,
         kv_scales=kv_scales,
         draft_kv_scales=draft_kv_scales,
+        choices=(
+            model_choice(config, spec, model_seconds),
+            StartChoice("dtype", str(dtype).removeprefix("torch."), dtype_reason),
+            products_choice(hardware, dtype),
+            order_choice(order, order_seconds),
+            *(() if drafting is None else (drafter_choice(drafting, watch.lap()),)),
+        ),
     )
 
 
@@ -253,9 +280,10 @@ def assemble(
     size = SlotBytes(
         per_slot, per_window_slot, max((store.window or 0 for store in windowed), default=0)
     )
-    num_slots, in_windows, max_length = _size_cache(
+    num_slots, in_windows, max_length, cache_choices = _size_cache(
         config, size, scratch, states, hardware.device, max_length, width
     )
+    watch = Stopwatch()
     kv = KVStore(
         spec.stores,
         num_slots,
@@ -265,7 +293,6 @@ def assemble(
         scales=parts.kv_scales,
         num_window_slots=in_windows if in_windows < num_slots else None,
     )
-    log.info("keys and values are stored as %s", kv_dtype_name(kv_dtype))
     runner = ModelRunner(parts.model, open_attention(kv))
     drafter = own_drafter
     if drafter is None:
@@ -280,6 +307,7 @@ def assemble(
             kv_dtype=kv_dtype,
             kv_scales=parts.draft_kv_scales,
         )
+    tree_seconds = watch.lap()
     if kv.windows is not None:
         kv.windows.assign_first()
     exact = check_exactness(
@@ -293,7 +321,7 @@ def assemble(
     )
     if kv.windows is not None:
         kv.windows.clear()
-    log.info("exact: %s, %s", "yes" if exact.exact else "no", exact.reason)
+    exact_choice = StartChoice("exact", "yes" if exact.exact else "no", exact.reason, watch.lap())
     has_grammars = bool(parts.eos_token_ids) and parts.tokenizer is not None
     info = EngineInfo(
         model=config.model.path,
@@ -318,24 +346,43 @@ def assemble(
     grammars = compile_pool(config, info, parts.tokenizer)
     engine = connect(config, runner, drafter, info, parts.tokenizer, grammars, verify)
     is_paced = drafting is not None and drafting.is_paced
+    watch.lap()
+    sizes: list[int] = []
     if captures and engine.launcher.graphs is not None and not is_paced:
-        capture_steps(engine)
+        sizes = capture_steps(engine)
+    on_device: tuple[StartChoice, ...] = ()
     if usable(hardware.device):
-        search_on(hardware.device).report()
+        captured = graphs_choice(config, sizes, watch.lap())
+        on_device = (search_choice(search_on(hardware.device).report()), captured)
+    engine.info = msgspec.structs.replace(
+        info,
+        choices=(
+            hardware.choice,
+            *parts.choices,
+            *(() if drafting is None else (tree_choice(drafting, tree_seconds),)),
+            *cache_choices,
+            kv_choice(config, info),
+            *_states_choices(config, spec, dtype),
+            *limit_choices(config, hardware, info),
+            *on_device,
+            exact_choice,
+            grammar_choice(config, info, has_tokenizer=parts.tokenizer is not None),
+        ),
+    )
     return engine
 
 
-def capture_steps(engine: Engine) -> None:
-    """Capture the CUDA graphs of common steps; others are captured when they first occur."""
+def capture_steps(engine: Engine) -> list[int]:
+    """Capture the CUDA graphs of common steps, and return the batch sizes; others are captured when
+    they first occur."""
     width = engine.drafter.shape.alone.width
-    started = time.perf_counter()
     sizes = captured_sizes(engine.launcher.max_graph_batch)
     lengths = {length_of(min(length, engine.info.max_model_len)) for length in CAPTURED_LENGTHS}
     for length in sorted(lengths, reverse=True):
         for num in sizes:
             for temperature in (0.0, 1.0):
                 engine.launcher.capture(num, width, length, temperature)
-    log.info("captured steps of %s sequences in %.1f s", sizes, time.perf_counter() - started)
+    return sizes
 
 
 def captured_sizes(most: int) -> list[int]:
@@ -405,12 +452,6 @@ def connect(
         spec, dtype = runner.model.spec, runner.model.dtype
         num_snapshots = _num_snapshots(config, spec, dtype)
         states.reserve_snapshots(num_snapshots)
-        log.info(
-            "states: %.1f MiB for each of %d sequences and %d snapshots, at which prefixes are shared",
-            _snapshot_bytes(spec, dtype) / 2**20,
-            scheduling.max_num_seqs,
-            num_snapshots,
-        )
     events = config.cache.kv_events
     cache = CacheManager(
         info.num_slots,
@@ -532,6 +573,17 @@ def _num_snapshots(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) ->
     return min(2 * config.scheduler.max_num_seqs, max(1, SNAPSHOT_BYTES // size))
 
 
+def _states_choices(
+    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype
+) -> tuple[StartChoice, ...]:
+    """What is kept of the states of sequences; nothing if there are none."""
+    size = _snapshot_bytes(spec, dtype)
+    if not size:
+        return ()
+    value = f"{size / 2**20:.1f} MiB a sequence, {_num_snapshots(config, spec, dtype)} snapshots"
+    return (StartChoice("states", value, "prefixes are shared at snapshots"),)
+
+
 def _snapshot_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     return sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
 
@@ -551,9 +603,9 @@ def _size_cache(
     device: torch.device,
     max_length: int,
     width: int,
-) -> tuple[int, int, int]:
-    """Return the number of slots, that of layers with a window, and the longest sequence. One sequence
-    of that length always fits.
+) -> tuple[int, int, int, tuple[StartChoice, ...]]:
+    """Return the number of slots, that of layers with a window, the longest sequence, and what was
+    chosen. One sequence of that length always fits.
 
     scratch: bytes that steps and drafting need in addition. states: bytes of
     the states of sequences. width: most nodes of a tree. Raises ValueError if no useful sequence fits.
@@ -565,18 +617,15 @@ def _size_cache(
         rows=scheduling.rows(on_gpu=device.type == "cuda"),
         shares_prefixes=config.cache.prefix_cache,
     )
-    gib = 2**30
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        log.info(
-            "memory: %.1f GiB in total, %.1f in use with the weights, %.1f for steps and drafts",
-            *(size / gib for size in (total, total - free, scratch)),
-        )
+    reason = "--num-slots"
     if num_slots is None:
         table_bytes = 16 * config.scheduler.max_num_seqs * (max_length + 3 * width)
         budget = cache_budget(device, config.cache.memory_fraction, states)
         budget -= table_bytes + scratch
         num_slots = most_slots(budget, size, demand)
+        reason = memory_reason(device, config.cache.memory_fraction, scratch)
+        if num_slots == demand.most_useful:
+            reason = "all that the sequences of a step can use"
     longest = min(max_length, num_slots - 2 * width)
     if longest < 2:
         raise ValueError(
@@ -587,14 +636,9 @@ def _size_cache(
     if longest < max_length:
         log.warning("the cache has %d slots: the context is limited to %d", num_slots, longest)
     in_windows = num_window_slots(num_slots, size, demand)
-    total = cache_bytes(num_slots, size, demand) / gib
-    if in_windows < num_slots:
-        log.info("cache: %d slots of %d bytes", num_slots, size.full)
-        log.info(
-            "and %d of %d bytes in layers with a window, %.1f GiB", in_windows, size.windowed, total
-        )
-    else:
-        log.info(
-            "cache: %d slots of %d bytes, %.1f GiB", num_slots, size.full + size.windowed, total
-        )
-    return num_slots, in_windows, longest
+    num_bytes = cache_bytes(num_slots, size, demand)
+    choices = (
+        cache_choice(num_slots, in_windows, num_bytes, reason),
+        context_choice(config, max_length, longest),
+    )
+    return num_slots, in_windows, longest, choices

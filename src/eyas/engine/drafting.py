@@ -70,7 +70,7 @@ class Drafting:
     """The resolved drafting settings.
 
     names: the drafters. model, head: the drafting network; at most one of them is set. directory: of
-    the head; None if it is in no files.
+    the head; None if it is in no files. reason: why these drafters, for the log.
     """
 
     names: tuple[DrafterName, ...]
@@ -78,6 +78,7 @@ class Drafting:
     model: ModelFiles | None = None
     head: HeadSpec | None = None
     directory: Path | None = None
+    reason: str = "--drafter"
 
     @property
     def shape(self) -> TreeShape:
@@ -125,16 +126,18 @@ def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> D
     names = draft.names
     may_use_network = not names or {"model", "head"} & set(names)
     source = _locate_network(config, directory, spec) if may_use_network else None
+    reason = "--drafter"
     if not names and source is None:
-        names = ("forced",)
+        names, reason = ("forced",), "auto: the model brings no draft head; see --draft-model"
     elif not names:
         assert source is not None
         names = ("head" if _is_head(source, directory) else "model", "forced")
+        reason = f"auto: {'--draft-model' if draft.model else 'the model brings a draft head'}"
     if draft.token_map is not None and "head" not in names:
         raise ValueError("draft.token_map: cuts the vocabulary of a head; pass --drafter head")
     if "model" in names:
         assert source is not None
-        return Drafting(names, draft, model=_open_model(config, source, spec))
+        return Drafting(names, draft, model=_open_model(config, source, spec), reason=reason)
     if "head" in names:
         if source is None:
             raise ValueError(
@@ -151,8 +154,8 @@ def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> D
             head = read_head(source, spec, target_directory=directory, token_map=draft.token_map)
         except ValueError as error:
             raise ValueError(f"draft.model: {error}") from error
-        return Drafting(names, draft, head=head, directory=source)
-    return Drafting(names, draft)
+        return Drafting(names, draft, head=head, directory=source, reason=reason)
+    return Drafting(names, draft, reason=reason)
 
 
 def _locate_network(config: EngineConfig, directory: Path, spec: ModelSpec) -> Path | None:
@@ -312,11 +315,11 @@ def pace(
     """
     max_rows = max_num_seqs * shape.nodes
     costs = _target_costs(runner, max_length, min(max_rows, 128), captures)
-    log.info("a step costs %s ms", _format_costs(costs))
+    log.debug("a step costs %s ms", _format_costs(costs))
     network_costs = NOTHING
     for network in drafter.networks:
         network_costs = _network_costs(network, runner.model.device, max_length, captures)
-        log.info("a pass of the drafter costs %s ms", _format_costs(network_costs))
+        log.debug("a pass of the drafter costs %s ms", _format_costs(network_costs))
     return PacedDrafter(drafter, Pace(usual_shapes(shape), costs, network_costs))
 
 

@@ -102,17 +102,12 @@ class Search:
             found.append(variant)
         return tuple(found)
 
-    def report(self) -> None:
-        """Log what was searched since the last report."""
-        num = self.num_measured + self.num_kept
-        if num:
-            log.info(
-                "products: the fastest variant of %d, %d of them kept from an earlier start, in %.1f s",
-                num,
-                self.num_kept,
-                self.seconds,
-            )
+    def report(self) -> tuple[int, int, float]:
+        """Return what was searched since the last report: how many products were measured, how many
+        variants were kept from an earlier start, and the seconds that it took."""
+        found = self.num_measured, self.num_kept, self.seconds
         self.num_measured, self.num_kept, self.seconds = 0, 0, 0.0
+        return found
 
 
 def fastest(variants: Sequence[GemmVariant], times: Sequence[float]) -> GemmVariant:

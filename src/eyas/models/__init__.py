@@ -6,7 +6,7 @@ run. Does not know: engines, caches, sampling.
 """
 
 from eyas.models.decoder import Decoder
-from eyas.models.dtype import cpu_has_bfloat16, resolve_dtype
+from eyas.models.dtype import choose_dtype, cpu_has_bfloat16, resolve_dtype
 from eyas.models.load import ModelFiles, load_model
 from eyas.models.locate import locate_model
 from eyas.models.registry import read_spec, supported_architectures
@@ -18,6 +18,7 @@ __all__ = [
     "ModelFiles",
     "ModelSpec",
     "Progress",
+    "choose_dtype",
     "cpu_has_bfloat16",
     "load_model",
     "locate_model",

@@ -53,12 +53,18 @@ def resolve_dtype(name: DtypeName | torch.dtype, device: torch.device | str) -> 
     "auto" is bfloat16 on a GPU and on a CPU with bfloat16 instructions, else float32.
     ValueError: the name is unknown.
     """
-    if isinstance(name, torch.dtype):
-        return name
+    return name if isinstance(name, torch.dtype) else choose_dtype(name, device)[0]
+
+
+def choose_dtype(name: DtypeName, device: torch.device | str) -> tuple[torch.dtype, str]:
+    """Return the torch type for a configured name on a device, as `resolve_dtype`, and the reason."""
+    if name == "auto" and torch.device(device).type != "cpu":
+        return torch.bfloat16, "auto: on a GPU"
+    if name == "auto" and cpu_has_bfloat16():
+        return torch.bfloat16, "auto: the processor has bfloat16 instructions"
     if name == "auto":
-        fast = torch.device(device).type != "cpu" or cpu_has_bfloat16()
-        return torch.bfloat16 if fast else torch.float32
+        return torch.float32, "auto: the processor has no bfloat16 instructions"
     named = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
     if name not in named:
         raise ValueError(f"dtype {name!r} is unknown; use auto, {', '.join(named)}")
-    return named[name]
+    return named[name], "--dtype"

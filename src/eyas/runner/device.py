@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from eyas.config import DeviceConfig
+from eyas.config import DeviceConfig, StartChoice
 from eyas.kernels import usable
 
 _CPU_CACHE_BYTES = 2 * 2**30
@@ -22,19 +22,22 @@ class Device:
     """An opened device.
 
     num_flights: steps in flight beyond the one that the host works on. exact: kernels that keep a row's
-    bits are chosen even where others are faster.
+    bits are chosen even where others are faster. choice: for the log.
     """
 
     device: torch.device
     num_flights: int
+    choice: StartChoice
     exact: bool = True
 
 
 def open_device(config: DeviceConfig) -> Device:
     """Return the device that `config` asks for. Raises ValueError if it does not exist."""
-    name = config.device
+    name, reason = config.device, "--device"
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        has_cuda = torch.cuda.is_available()
+        name = "cuda" if has_cuda else "cpu"
+        reason = f"auto: there is {'a' if has_cuda else 'no'} CUDA device"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -51,7 +54,9 @@ def open_device(config: DeviceConfig) -> Device:
     if device.type == "cpu":
         cores = psutil.cpu_count(logical=False) or 1
         torch.set_num_threads(config.num_threads or max(1, cores - 1))
-        return Device(device, num_flights=0)
+        reason += "; --threads" if config.num_threads else f"; {cores} physical cores, minus one"
+        value = f"cpu, threads: {torch.get_num_threads()}"
+        return Device(device, num_flights=0, choice=StartChoice("device", value, reason))
     device = torch.device(
         "cuda", torch.cuda.current_device() if device.index is None else device.index
     )
@@ -60,7 +65,10 @@ def open_device(config: DeviceConfig) -> Device:
             f"device: {name!r} is not here; this machine has {torch.cuda.device_count()}"
         )
     torch.cuda.set_device(device)
-    return Device(device, num_flights=1, exact=config.exact)
+    properties = torch.cuda.get_device_properties(device)
+    value = f"{device}, {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    choice = StartChoice("device", value, reason)
+    return Device(device, num_flights=1, choice=choice, exact=config.exact)
 
 
 def cache_budget(device: torch.device, memory_fraction: float, state_bytes: int = 0) -> int:

@@ -34,6 +34,7 @@ from eyas.server.listening import Server
 from eyas.server.options import ServerOptions
 from eyas.server.service import Service
 from eyas.server.socket_file import SocketFile
+from eyas.server.start_choices import as_fields, as_table, server_choices
 from eyas.server.supervisor import EngineSupervisor
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ async def _serve(
     async def run_engine() -> None:
         nonlocal status
         try:
-            reason = await client.run(partial(on_ready, service))
+            reason = await client.run(partial(on_ready, service, url))
         except Exception:
             log.exception("the supervisor of the engine failed")
             reason = "the server failed"
@@ -237,9 +238,10 @@ async def _serve(
             await asyncio.sleep(0.02)
         server.should_exit = True
 
+    url = _url_of(listener)
     server = new_server(service, on_signal)
     tasks = [asyncio.create_task(run_engine()), asyncio.create_task(_log_throughput(client))]
-    log.info("listening on %s; the model is being loaded", _url_of(listener))
+    log.info("listening on %s; the model is being loaded", url)
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -254,21 +256,18 @@ async def _serve(
     return status
 
 
-async def on_ready(service: Service) -> None:
-    """Load the text processor of the ready engine's model. ValueError if that is not possible."""
+async def on_ready(service: Service, url: str) -> None:
+    """Load the text processor of the ready engine's model, and log what was chosen. ValueError if it
+    cannot be loaded."""
     await service.load_text_processor()
     info = service.client.info
     if info is not None:
+        choices = [*info.choices, *service.text_processor.choices, *server_choices(service.options)]
         log.info(
-            "ready: %s (%s, %.1f M parameters), %s, %s, drafter %s, context %d, exact: %s",
+            "ready: %s at %s",
             service.names[0],
-            info.architecture,
-            info.num_parameters / 1e6,
-            info.device,
-            info.dtype,
-            info.drafter,
-            info.max_model_len,
-            "yes" if info.exact else f"no, {info.exact_reason}",
+            url,
+            extra={"lines": as_table(choices), "fields": as_fields(choices)},
         )
 
 

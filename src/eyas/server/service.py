@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from msgspec.structs import replace
 from starlette.requests import Request as HttpRequest
 
 from eyas.config import EngineConfig, EngineInfo
@@ -68,7 +69,7 @@ class Service:
         ValueError names a broken file or an unknown parser.
         """
         info = self.client.info
-        if info is not None and info != self._text_processor_info:
+        if info is not None and not self._has_text_processor_of(info):
             directory = model_directory(self.config, info)
             self._text_processor = await asyncio.to_thread(
                 TextProcessor,
@@ -93,9 +94,15 @@ class Service:
     @property
     def text_processor(self) -> TextProcessor:
         """The text processor of the ready engine's model. ApiError 503 until it is loaded."""
-        if self.info != self._text_processor_info or self._text_processor is None:
+        info = self.info
+        if self._text_processor is None or not self._has_text_processor_of(info):
             raise ApiError(Code.ENGINE_STARTING)
         return self._text_processor
+
+    def _has_text_processor_of(self, info: EngineInfo) -> bool:
+        """Whether the loaded text processor is that of an engine, however long its start took."""
+        loaded = self._text_processor_info
+        return loaded is not None and loaded == replace(info, choices=loaded.choices)
 
     @property
     def is_starting(self) -> bool:

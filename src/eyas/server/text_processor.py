@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eyas.config import EngineConfig, EngineInfo
+from eyas.config import EngineConfig, EngineInfo, StartChoice
 from eyas.core import MAX_LOGPROBS, Request, RequestError, SamplingParams, check_min_tokens
-from eyas.dialect import Dialect, find_dialect, named_dialect
+from eyas.dialect import Dialect, dialect_reason, find_dialect, named_dialect
 from eyas.grammar import OutputSpec
 from eyas.server import errors
 from eyas.server.free_text import ControlTokenSplitter
@@ -24,7 +24,8 @@ from eyas.text.template import require_template
 class TextProcessor:
     """A model's tokenizer, chat template, dialect, sampling defaults and limits.
 
-    tokenizer, template: None if the model has none. Without a tokenizer there is no template.
+    tokenizer, template: None if the model has none. Without a tokenizer there is no template. choices:
+    what was found of these, for the log.
     """
 
     def __init__(
@@ -44,14 +45,15 @@ class TextProcessor:
         """
         self.tokenizer = Tokenizer.from_directory_if_there(directory)
         self.template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)
+        self.defaults = sampling_defaults(directory)
         self.max_top_logprobs = max_top_logprobs
         self._dialect: Dialect | None = None
         if self.tokenizer is not None:
             self._dialect = _dialect(
                 self.tokenizer, self.template, info, reasoning_parser, tool_call_parser
             )
+        self.choices = self._choices(info, reasoning_parser, tool_call_parser, chat_template)
         self.splitter = ControlTokenSplitter(self.tokenizer, info.eos_token_ids)
-        self.defaults = sampling_defaults(directory)
         self.eos_token_ids = frozenset(info.eos_token_ids)
         self.max_model_len = info.max_model_len
         self.vocab_size = info.vocab_size
@@ -63,6 +65,41 @@ class TextProcessor:
         require_tokenizer(self.tokenizer, "messages")
         assert self._dialect is not None
         return self._dialect
+
+    def _choices(
+        self,
+        info: EngineInfo,
+        reasoning_parser: str | None,
+        tool_call_parser: str | None,
+        chat_template: str | None,
+    ) -> tuple[StartChoice, ...]:
+        defaults = ", ".join(f"{name} {value:g}" for name, value in self.defaults.items())
+        sampling = StartChoice(
+            "sampling",
+            defaults or "as in OpenAI's API",
+            "generation_config.json" if defaults else "generation_config.json sets nothing",
+        )
+        if self._dialect is None:
+            return (
+                StartChoice("prompts", "token ids alone", "the model has no tokenizer"),
+                sampling,
+            )
+        source = None if self.template is None else self.template.source
+        given = {"--reasoning-parser": reasoning_parser, "--tool-call-parser": tool_call_parser}
+        options = [f"{option} {name}" for option, name in given.items() if name is not None]
+        if len(options) < 2:
+            found = dialect_reason(require_tokenizer(self.tokenizer), source, info.architecture)
+            options.append(f"detected: {found}")
+        is_given = self.template is not None and chat_template is not None
+        return (
+            StartChoice(
+                "chat template",
+                "none" if self.template is None else f"{len(self.template.source):,} characters",
+                "--chat-template" if is_given else "the model's files",
+            ),
+            StartChoice("dialect", self._dialect.name, "; ".join(options)),
+            sampling,
+        )
 
     def encode_prompt(
         self, prompt: str | Sequence[int], param: str, num_reserved: int = 1

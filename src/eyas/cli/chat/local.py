@@ -1,0 +1,134 @@
+"""The model of a chat in this process.
+
+Promises: Ctrl-C ends an answer between two steps of the engine, never inside one; a second Ctrl-C has
+its usual effect. An answer that has ended, in whatever way, leaves no work in the engine.
+Does not know: terminals.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from eyas.cli.chat.conversation import Constraint, Question, StepTree, TreeNode, Turn
+from eyas.core import Delta, Request, TreeRecord
+from eyas.dialect import Event, Wanted, tool_specs
+from eyas.grammar import OutputSpec
+from eyas.llm import LLM
+from eyas.text import Tokenizer
+from eyas.typed import typed
+
+
+class LocalModel:
+    """A loaded model. template_options: passed to the chat template."""
+
+    def __init__(self, llm: LLM, template_options: Mapping[str, Any]) -> None:
+        self.llm = llm
+        self._template_options = template_options
+        self._num_answers = 0
+
+    @property
+    def description(self) -> str:
+        """The model, in a line."""
+        info = self.llm.info
+        return (
+            f"{info.model}, {info.num_parameters / 1e6:.0f} M parameters, {info.dtype} on "
+            f"{info.device}, drafter {info.drafter}, exact: {'yes' if info.exact else 'no'}"
+        )
+
+    def check(self, constraint: Constraint) -> None:
+        """Raise RequestError or ValueError if a constraint cannot be enforced."""
+        self.llm.engine.compile(OutputSpec(root=typed(constraint).node)).result()
+
+    def answer(self, question: Question, turn: Turn) -> Iterator[Event]:
+        """See `ChatModel.answer`."""
+        llm = self.llm
+        constraint = question.constraint
+        wanted = Wanted(
+            answer=None if constraint is None else typed(constraint).node,
+            tools=tool_specs(question.tools),
+            choice="auto" if question.tools else "none",
+        )
+        prompt = llm.encode_chat(
+            question.messages, tools=question.tools or None, **self._template_options
+        )
+        self._num_answers += 1
+        request = Request(
+            id=f"chat-{self._num_answers}",
+            prompt_token_ids=prompt,
+            params=llm.default_params(**question.changes),
+            output=llm.dialect.output(wanted, prompt),
+            with_marks=True,
+            with_draft_trees=True,
+        )
+        llm.engine.add(request)
+        segmenter = llm.dialect.segmenter(wanted, prompt)
+        try:
+            for delta in self._deltas(request.id):
+                _count(turn, delta)
+                turn.trees += [_shown(tree, llm.tokenizer) for tree in delta.draft_trees]
+                yield from segmenter.push(delta.text, delta.marks)
+                if delta.finish_reason is not None:
+                    yield from segmenter.finish()
+        finally:
+            llm.engine.abort(request.id)
+            while llm.engine.has_work():
+                llm.engine.step()
+
+    def close(self) -> None:
+        """Shut the engine down."""
+        self.llm.close()
+
+    def _deltas(self, request_id: str) -> Iterator[Delta]:
+        """Yield the deltas of the running request, until it ends or Ctrl-C is pressed."""
+        engine = self.llm.engine
+        with interruptible() as is_interrupted:
+            while engine.has_work():
+                if is_interrupted.is_set():
+                    engine.abort(request_id)
+                yield from engine.step()
+
+
+def _count(turn: Turn, delta: Delta) -> None:
+    turn.num_tokens = (turn.num_tokens or 0) + len(delta.token_ids)
+    if delta.usage is not None:
+        turn.num_steps = delta.usage.num_steps
+        turn.num_accepted = delta.usage.num_accepted_tokens
+    if delta.finish_reason not in (None, "abort"):
+        turn.finish_reason, turn.error = delta.finish_reason, delta.error
+
+
+def _shown(tree: TreeRecord, tokenizer: Tokenizer) -> StepTree:
+    """Return a recorded tree with the texts of its tokens."""
+    nodes = [
+        TreeNode(
+            tokenizer.token_text(node.token_id), node.parent, node.source, node.score, node.fate
+        )
+        for node in tree.nodes
+    ]
+    return StepTree(nodes, "".join(map(tokenizer.token_text, tree.token_ids)))
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C sets, instead of an exception in the middle of a step. A second
+    Ctrl-C has its usual effect."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def record(number: int, frame: FrameType | None) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, record)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
