@@ -59,7 +59,8 @@ def target_tensors(directory: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 def random_taps(head: DraftHead, num_rows: int, seed: int = 3) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(num_rows, TARGET_HIDDEN, generator=generator) for _ in head.spec.taps]
+    size = head.spec.tap_size
+    return [torch.randn(num_rows, size, generator=generator) for _ in head.spec.taps]
 
 
 def run_tree(head: DraftHead, taps: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
