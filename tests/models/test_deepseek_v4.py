@@ -41,6 +41,7 @@ def test_published_files_are_the_same_model(saved: Path, tmp_path: Path) -> None
         ("swiglu_limit", 7.0),
         ("scoring_func", "sigmoid"),
         ("compress_ratios", [0, 4, 2]),
+        ("n_shared_experts", 2),
         ("o_groups", 3),
         ("qk_rope_head_dim", 7),
         ("index_share_layers", 2),

@@ -19,6 +19,7 @@ from eyas.dialect.deepseek import (
     v31_reasoning,
     writes_fences,
 )
+from eyas.dialect.deepseek_v4 import DsmlCalls, deepseek_v4
 from eyas.dialect.generic import generic, generic_reasoning
 from eyas.dialect.glm import GlmCalls, glm, glm_reasoning
 from eyas.dialect.harmony import harmony
@@ -63,6 +64,7 @@ _TOOL_NAMES = {
     "deepseek-v3": "deepseek",
     "deepseek-r1": "deepseek",
     "deepseek-v31": "deepseek_v31",
+    "deepseek-v4": "dsml",
     "glm": "glm",
     "glm45": "glm",
     "glm4-moe": "glm",
@@ -73,8 +75,7 @@ _TOOL_NAMES = {
     "none": "none",
 }
 _FOREIGN = {
-    "deepseek-v32": "calls in DeepSeek's markup (DSML)",
-    "deepseek-v4": "calls in DeepSeek's markup (DSML)",
+    "deepseek-v32": "calls in the markup (DSML) of DeepSeek-V3.2, whose tags are not those of V4,",
     "glm47": "calls as GLM 4.7 writes them, without line ends",
     "kimi-k2": "calls in sections of Kimi's own",
     "qwen3-coder": "calls in XML",
@@ -99,6 +100,7 @@ _FAMILIES: dict[str, Callable[[Vocabulary], Dialect]] = {
     "llama3": llama3,
     "deepseek": deepseek,
     "deepseek_v31": deepseek_v31,
+    "deepseek_v4": deepseek_v4,
     "glm": glm,
     "harmony": harmony,
     "generic": generic,
@@ -109,6 +111,7 @@ _PARTS = {
     "llama3": ("none", "llama3"),
     "deepseek": ("deepseek", "deepseek"),
     "deepseek_v31": ("deepseek_v31", "deepseek_v31"),
+    "deepseek_v4": ("deepseek_v31", "dsml"),
     "glm": ("glm", "glm"),
     "generic": ("generic", "hermes"),
 }
@@ -177,6 +180,8 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> str:
         return "harmony"
     if "<arg_key>" in template:
         return "glm"
+    if "｜DSML｜tool_calls" in template:
+        return "deepseek_v4"
     if "tool▁calls▁begin" in template:
         return "deepseek" if writes_fences(template) else "deepseek_v31"
     if "<tool_call>" in template:
@@ -185,6 +190,8 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> str:
         return "llama3"
     if has("<arg_key>") or architecture.startswith("Glm4Moe"):
         return "glm"
+    if architecture.startswith("DeepseekV4"):
+        return "deepseek_v4"
     if has("<｜tool▁calls▁begin｜>") or architecture.startswith("Deepseek"):
         return "deepseek"
     if has("<tool_call>") or architecture.startswith(("Qwen2", "Qwen3")):
@@ -241,4 +248,6 @@ def _tools(tokenizer: Vocabulary, name: str) -> ToolFormat | None:
             return LlamaCalls(tokenizer)
         case "deepseek" | "deepseek_v31":
             return DeepSeekCalls(tokenizer, fences=name == "deepseek")
+        case "dsml":
+            return DsmlCalls()
     return HermesCalls(tokenizer)
