@@ -181,6 +181,20 @@ def test_eagle3_computes_its_definition(
     check(head, Definition(tiny, *target_tensors(target_directory)))
 
 
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3 moe"])
+def test_eagle3_heads_of_targets_with_experts_compute_their_definition(
+    name: str, tmp_path: Path
+) -> None:
+    """In both published layouts; their layers are Llama's, whatever the target's are."""
+    directory = save_target(tmp_path / "target", name)
+    target = load_model(directory, dtype="float32")
+    tiny = make_head(head_dim=24, draft_vocab=100, taps=(2, NUM_TARGET_LAYERS // 2, 6))
+    for write in (write_specforge, write_speculators):
+        head = load(write(tmp_path / write.__name__, tiny), target, directory)
+        assert (head.spec.experts, head.spec.taps) == (None, tiny.taps)
+        check(head, Definition(tiny, *target_tensors(directory)))
+
+
 @pytest.mark.parametrize(
     "facts",
     [{}, {"fc_bias": True}, {"embedding": False}, {"layers": 2}, {"bias": True}, {"head_dim": 24}],

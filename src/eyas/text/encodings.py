@@ -64,7 +64,7 @@ def packaged_template(directory: Path) -> str | None:
         f"{{%- set {name} = {json.dumps(text, ensure_ascii=False)} -%}}"
         for name, text in named.items()
     ]
-    return "".join(lines) + files(__package__).joinpath("deepseek_v4.jinja").read_text("utf-8")
+    return "".join(lines) + files("eyas.text").joinpath("deepseek_v4.jinja").read_text("utf-8")
 
 
 def _literals(file: Path) -> dict[str, str]:
