@@ -27,6 +27,7 @@ from tests.models.tiny_heads import (
     write_safeailab,
     write_speculators,
 )
+from tests.models.tiny_v4 import save_v4
 
 CHAIN = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
 CHAIN_OF_3 = DraftConfig(drafter="head", steps=3, topk=1, nodes=4)
@@ -81,9 +82,9 @@ CASES = {
         f"--speculative-algo EAGLE {CHAIN} --chunked-prefill-size 4096 --disable-flashinfer-autotune "
         "--reasoning-parser deepseek-v4 --tool-call-parser deepseekv4 --host 0.0.0.0 --port 30000",
         settings(CHAIN_OF_3, max_batch_tokens=4096),
-        ("--tp 4", "one device", "--tool-call-parser deepseekv4", "DSML", "name one of"),
+        ("--tp 4", "one device"),
         "deepseek v4",
-        ("deepseek-v4", None),
+        ("deepseek-v4", "deepseekv4"),
     ),
     "Llama-2 with EAGLE": Case(
         f"--model {{model}} --speculative-algorithm EAGLE {DOCS} 64 --mem-fraction 0.6 "
@@ -147,8 +148,8 @@ def arguments(case: Case, model: str = "MODEL", draft: str = "DRAFT") -> list[st
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_line_means_the_same_on_one_device(line: Line, case: Case) -> None:
-    """Its translation too. A parser that is not there is no matter of devices."""
-    text = case.line.replace(" --tool-call-parser deepseekv4", "")
+    """Its translation too."""
+    text = case.line
     for several, one in ON_ONE_DEVICE.items():
         text = text.replace(several, one)
     found = line(*arguments(Case(text, case.config)))
@@ -170,7 +171,7 @@ def test_what_a_line_cannot_have_is_told_at_once_with_what_remains(
     said = "\n".join(found.errors)
     assert all(each in said for each in case.refused), said
     listed = [each for each in found.errors if each.startswith("  ")]
-    assert len(listed) == (2 if "deepseekv4" in case.line else 0), "one alone is not listed"
+    assert not listed, "one alone is not listed"
     assert found.errors[-1].startswith("command without them: eyas serve ")
     model = msgspec.structs.replace(case.config.model, path=str(tmp_path))
     assert line(*found.translated).config == msgspec.structs.replace(case.config, model=model)
@@ -218,6 +219,13 @@ def test_the_line_of_glm_4_5_serves_with_its_mtp_layer(tmp_path: Path) -> None:
     model = save_target(tmp_path, "glm4 moe", head_dim=16)
     write_mtp(model, make_mtp(qk_norm=True, experts=8, rotary_dim=8))
     answer_of(on_one_device("GLM-4.5", model), "drafter head", "--enable-metrics: has no effect")
+
+
+def test_the_line_of_deepseek_v4_serves_with_its_mtp_layer(tmp_path: Path) -> None:
+    save_v4(tmp_path)
+    line = on_one_device("DeepSeek-V4-Flash", tmp_path)
+    assert "--speculative-num-draft-tokens" in line and "--tp" in line
+    answer_of(line, "drafter head")
 
 
 def test_the_line_of_gpt_oss_serves_with_a_head(tmp_path: Path) -> None:

@@ -243,7 +243,8 @@ def test_a_server_gets_what_it_is_told(line: Line) -> None:
     [
         ("deepseek_v3", "deepseekv3"),
         ("DeepSeek-R1", "deepseek-v3"),
-        ("deepseek-v4", "deepseekv31"),
+        ("deepseek_v4", "deepseekv4"),
+        ("deepseek-v4", "deepseek_v4"),
         ("deepseek-v32", "deepseek_v31"),
         ("glm", "glm45"),
         ("glm47", "glm"),
@@ -263,7 +264,7 @@ def test_parsers_have_the_peers_names(line: Line, reasoning: str, tools: str) ->
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("deepseekv4", "DSML"),
+        ("deepseekv32", "DSML"),
         ("qwen3_coder", "XML"),
         ("kimi_k2", "sections"),
         ("glm47", "GLM 4.7"),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from eyas.dialect.base import Dialect, Segmenter, ToolSpec, Vocabulary, Wanted
 from eyas.dialect.deepseek import deepseek, deepseek_v31
+from eyas.dialect.deepseek_v4 import deepseek_v4
 from eyas.dialect.generic import generic
 from eyas.dialect.glm import glm
 from eyas.dialect.harmony import harmony
@@ -140,6 +141,20 @@ FAMILIES: dict[str, Family] = {
         (*THINK, *DEEPSEEK_MARKERS),
         ("<t>a:<think>", "<t>a:</think>"),
         ("time", "{}", '{"city": "x"}'),
+    ),
+    "deepseek_v4": Family(
+        deepseek_v4,
+        THINK,
+        ("<t>a:<think>", "<t>a:</think>"),
+        (
+            "<｜DSML｜tool_calls>\n",
+            '<｜DSML｜invoke name="get_weather">\n',
+            '<｜DSML｜parameter name="city" string="true">',
+            '" string="false">3',
+            "</｜DSML｜parameter>\n",
+            "</｜DSML｜invoke>\n",
+            "</｜DSML｜tool_calls>",
+        ),
     ),
     "glm": Family(
         glm,

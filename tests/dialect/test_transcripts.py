@@ -142,6 +142,21 @@ TRANSCRIPTS = [
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         ("get_weather", CITY),
     ),
+    transcript(
+        "deepseek_v4",
+        "<t>a:<think>",
+        AUTO,
+        "h</think>So\n\n<｜DSML｜tool_calls>\n"
+        '<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">O"\n</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n"
+        '<｜DSML｜invoke name="time">\n\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        ("get_weather", '{"city": "O\\"\\n", "days": 3}'),
+        ("time", "{}"),
+        reasoning="h",
+        content="So",
+    ),
     transcript("deepseek_v31", "<t>a:<think>", PLAIN, "a</think>b", reasoning="a", content="b"),
     transcript("glm", NEITHER, PLAIN, "\n<think>a</think>\nb", reasoning="a", content="b"),
     transcript("glm", NEITHER, JSON, '\n{"name": ""}', content='{"name": ""}'),

@@ -17,6 +17,7 @@ from eyas.draft.tree import num_scratch
 from eyas.layers.rope import RopeSpec
 from eyas.models import ModelSpec
 from eyas.models.heads import DraftHead, HeadSpec
+from eyas.models.heads.hyper import head_class
 from tests.laws.world import HIDDEN, MAX_BATCH, MAX_SEATS, VOCAB, weights
 
 NUM_TARGET_LAYERS = 2
@@ -24,12 +25,18 @@ KINDS = ("eagle", "eagle3", "mtp")
 
 
 def own_mtp(target: ModelSpec) -> HeadSpec:
-    """An MTP layer of the kind of the target's last layer, wired as DeepSeek's and GLM's are; its
-    attention is plain where the target's is compressed."""
-    rope = target.rope
-    if target.compressed:
-        rope = replace(rope, head_dim=target.head_dim, rotary_dim=rope.head_dim)
+    """An MTP layer of the kind of the target's last layer, wired as DeepSeek's and GLM's are; with
+    residual streams as DeepSeek-V4's."""
     mtp = replace(head_spec("mtp"), embedding_first=True)
+    if target.hyper is not None:
+        assert target.window_rope is not None
+        mtp = replace(
+            mtp,
+            compressed=target.compressed[0].without_entries,
+            hyper=target.hyper,
+            norm_output=False,
+            zero_first_embedding=False,
+        )
     return replace(
         mtp,
         hidden_size=target.hidden_size,
@@ -40,9 +47,9 @@ def own_mtp(target: ModelSpec) -> HeadSpec:
         head_dim=target.head_dim,
         intermediate_size=target.intermediate_size,
         norm_epsilon=target.norm_epsilon,
-        rope=rope,
+        rope=target.window_rope or target.rope,
         max_position=target.max_position,
-        taps=(target.num_layers + 1,),
+        taps=(target.num_layers + (target.hyper is None),),
         windows=(target.windows[-1],),
         qk_norm=target.qk_norm,
         latent=target.latent,
@@ -119,7 +126,7 @@ def new_head(kind: str, dtype: torch.dtype, *, is_lucky: bool, layers: str = "de
     target = loaded.target
     spec = head_spec(kind) if layers == "dense" else own_mtp(target.spec)
     ids = draft_ids() if spec.draft_vocab_size < VOCAB else None
-    head = DraftHead(
+    head = head_class(spec)(
         spec,
         dtype=dtype,
         device="cpu",
@@ -148,7 +155,7 @@ def _teach(head: DraftHead, spec: HeadSpec, embedding_VD: torch.Tensor) -> None:
     hidden = spec.hidden_size
     identity = torch.eye(64, hidden)
     for name, parameter in parameters.items():
-        if name.endswith(("fc.weight", ".down.weight", ".down.bias", "attention.o.weight")):
+        if name.endswith(("fc.weight", ".down.weight", ".down.bias", "o.weight", "o_b.weight")):
             parameter.mul_(0.05)
     if spec.kind == "eagle3":  # attention finds the row's own token and brings its embedding
         for part, scale in (("q", 3.0), ("k", 3.0), ("v", 1.0)):
@@ -156,6 +163,8 @@ def _teach(head: DraftHead, spec: HeadSpec, embedding_VD: torch.Tensor) -> None:
             weight.zero_()
             weight[:, :hidden] = scale * identity
         parameters["layers.0.attention.o.weight"].copy_(identity.T)
+    elif spec.hyper is not None:
+        parameters["embedding_fc.weight"] += torch.eye(hidden)
     else:
         first = 0 if spec.embedding_first else hidden
         parameters["fc.weight"][:, first : first + hidden] += torch.eye(hidden)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,37 +20,12 @@ from eyas.runner.device import open_device
 from eyas.train.head import HeadTraining, train_head
 
 from .tiny import make_model, save_model, tokens
+from .tiny_v4 import published
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model("deepseek v4"), tmp_path_factory.mktemp("v4"))
-
-
-def published(saved: Path, directory: Path, **changes: Any) -> Path:
-    """The same checkpoint as the model's authors write one."""
-    config = json.loads((saved / "config.json").read_text())
-    rope = config.pop("rope_parameters")["compress"]
-    for field in ("layer_types", "mlp_layer_types", "compress_rates", "partial_rotary_factor"):
-        del config[field]
-    config |= {
-        "rope_scaling": {
-            "type": "yarn",
-            "factor": rope["factor"],
-            "original_max_position_embeddings": rope["original_max_position_embeddings"],
-        },
-        "compress_ratios": [0, 4, 128],
-        "compress_rate_hca": 16,
-        "num_hash_layers": 1,
-    }
-    (directory / "config.json").write_text(json.dumps({**config, **changes}))
-    tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in load_file(saved / "model.safetensors").items():
-        name = name.removeprefix("model.").replace("embed_tokens", "embed")
-        name = name.replace("hc_head.hc_", "hc_head_").replace("attn.norm.", "attn.kv_norm.")
-        tensors[name] = tensor
-    save_file(tensors, directory / "model.safetensors")
-    return directory
 
 
 def test_published_files_are_the_same_model(saved: Path, tmp_path: Path) -> None:
@@ -67,6 +41,7 @@ def test_published_files_are_the_same_model(saved: Path, tmp_path: Path) -> None
         ("swiglu_limit", 7.0),
         ("scoring_func", "sigmoid"),
         ("compress_ratios", [0, 4, 2]),
+        ("n_shared_experts", 2),
         ("o_groups", 3),
         ("qk_rope_head_dim", 7),
         ("index_share_layers", 2),

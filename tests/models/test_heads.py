@@ -59,7 +59,8 @@ def target_tensors(directory: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 def random_taps(head: DraftHead, num_rows: int, seed: int = 3) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(num_rows, TARGET_HIDDEN, generator=generator) for _ in head.spec.taps]
+    size = head.spec.tap_size
+    return [torch.randn(num_rows, size, generator=generator) for _ in head.spec.taps]
 
 
 def run_tree(head: DraftHead, taps: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -178,6 +179,20 @@ def test_eagle3_computes_its_definition(
     head = load(tmp_path, target, target_directory)
     assert (head.spec.kind, head.spec.taps) == ("eagle3", tiny.taps)
     check(head, Definition(tiny, *target_tensors(target_directory)))
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3 moe"])
+def test_eagle3_heads_of_targets_with_experts_compute_their_definition(
+    name: str, tmp_path: Path
+) -> None:
+    """In both published layouts; their layers are Llama's, whatever the target's are."""
+    directory = save_target(tmp_path / "target", name)
+    target = load_model(directory, dtype="float32")
+    tiny = make_head(head_dim=24, draft_vocab=100, taps=(2, NUM_TARGET_LAYERS // 2, 6))
+    for write in (write_specforge, write_speculators):
+        head = load(write(tmp_path / write.__name__, tiny), target, directory)
+        assert (head.spec.experts, head.spec.taps) == (None, tiny.taps)
+        check(head, Definition(tiny, *target_tensors(directory)))
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas.cli.models import checkpoint_facts
+from eyas.layers.row_order import RowOrder
 from eyas.models import load_model, read_spec
 
-from .tiny import LATENT, make_model, save_model
+from .dense_attend import DenseCache
+from .test_model_law import assert_close, chain, forward
+from .tiny import LATENT, expected_logits, make_model, save_model, tokens
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +132,25 @@ def test_a_tensor_of_another_shape_is_named(single: Path, tmp_path: Path) -> Non
     save_file(tensors, path)
     with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.kv_b_proj\.weight' has shape"):
         load_model(copy)
+
+
+@pytest.mark.parametrize("number", [0, None])
+def test_without_a_shared_expert_the_rest_is_the_same_model(
+    number: int | None, single: Path, tmp_path: Path
+) -> None:
+    """transformers writes tensors without numbers where there is none."""
+    copy = changed(single, tmp_path / "copy", n_shared_experts=number)
+    path = copy / "model.safetensors"
+    kept = {name: x for name, x in load_file(path).items() if "shared_experts" not in name}
+    if number == 0:
+        kept["model.layers.1.mlp.shared_experts.up_proj.weight"] = torch.empty(0, 64)
+    save_file(kept, path)
+    model = make_model("deepseek v3 experts")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "shared_experts.down_proj" in name:
+                parameter.zero_()
+    decoder = load_model(copy, dtype="float32", order=RowOrder(2))
+    ids = tokens(20)
+    found = forward(decoder, DenseCache(decoder.spec.stores), ids, chain(0, len(ids)))
+    assert_close(found, expected_logits(model, ids))

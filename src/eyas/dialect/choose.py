@@ -19,6 +19,7 @@ from eyas.dialect.deepseek import (
     v31_reasoning,
     writes_fences,
 )
+from eyas.dialect.deepseek_v4 import DsmlCalls, deepseek_v4
 from eyas.dialect.generic import generic, generic_reasoning
 from eyas.dialect.glm import GlmCalls, glm, glm_reasoning
 from eyas.dialect.harmony import harmony
@@ -63,6 +64,7 @@ _TOOL_NAMES = {
     "deepseek-v3": "deepseek",
     "deepseek-r1": "deepseek",
     "deepseek-v31": "deepseek_v31",
+    "deepseek-v4": "dsml",
     "glm": "glm",
     "glm45": "glm",
     "glm4-moe": "glm",
@@ -73,8 +75,7 @@ _TOOL_NAMES = {
     "none": "none",
 }
 _FOREIGN = {
-    "deepseek-v32": "calls in DeepSeek's markup (DSML)",
-    "deepseek-v4": "calls in DeepSeek's markup (DSML)",
+    "deepseek-v32": "calls in the markup (DSML) of DeepSeek-V3.2, whose tags are not those of V4,",
     "glm47": "calls as GLM 4.7 writes them, without line ends",
     "kimi-k2": "calls in sections of Kimi's own",
     "qwen3-coder": "calls in XML",
@@ -99,6 +100,7 @@ _FAMILIES: dict[str, Callable[[Vocabulary], Dialect]] = {
     "llama3": llama3,
     "deepseek": deepseek,
     "deepseek_v31": deepseek_v31,
+    "deepseek_v4": deepseek_v4,
     "glm": glm,
     "harmony": harmony,
     "generic": generic,
@@ -109,6 +111,7 @@ _PARTS = {
     "llama3": ("none", "llama3"),
     "deepseek": ("deepseek", "deepseek"),
     "deepseek_v31": ("deepseek_v31", "deepseek_v31"),
+    "deepseek_v4": ("deepseek_v31", "dsml"),
     "glm": ("glm", "glm"),
     "generic": ("generic", "hermes"),
 }
@@ -185,6 +188,8 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> tuple[st
         return "harmony", "the tokens <|channel|> and <|message|>"
     if "<arg_key>" in template:
         return "glm", "<arg_key> in the chat template"
+    if "｜DSML｜tool_calls" in template:
+        return "deepseek_v4", "｜DSML｜tool_calls in the chat template"
     if "tool▁calls▁begin" in template:
         family = "deepseek" if writes_fences(template) else "deepseek_v31"
         return family, "tool▁calls▁begin in the chat template"
@@ -197,6 +202,8 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> tuple[st
         return "glm", "the token <arg_key>"
     if architecture.startswith("Glm4Moe"):
         return "glm", by_name
+    if architecture.startswith("DeepseekV4"):
+        return "deepseek_v4", by_name
     if has("<｜tool▁calls▁begin｜>"):
         return "deepseek", "the token <｜tool▁calls▁begin｜>"
     if architecture.startswith("Deepseek"):
@@ -257,4 +264,6 @@ def _tools(tokenizer: Vocabulary, name: str) -> ToolFormat | None:
             return LlamaCalls(tokenizer)
         case "deepseek" | "deepseek_v31":
             return DeepSeekCalls(tokenizer, fences=name == "deepseek")
+        case "dsml":
+            return DsmlCalls()
     return HermesCalls(tokenizer)

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 
 from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
 from eyas.dialect.compose import ComposedDialect
-from eyas.dialect.glm_arguments import Pairs
-from eyas.dialect.json_text import read_value
+from eyas.dialect.pairs import Pairs, read_argument
 from eyas.dialect.reasoning import ReasoningFormat, marker
 from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import MarkedCalls, ignore, one_of
@@ -47,7 +46,7 @@ class GlmCalls(MarkedCalls):
         pairs = Pairs.of(tool).grammar(self._key_and_value_begin, self.value_end)
         return Concat((Literal(f"{tool.name}\n"), *pairs))
 
-    def _key_and_value_begin(self, key: Node) -> Node:
+    def _key_and_value_begin(self, key: Node, is_text: bool) -> Node:
         return Concat((self.key, key, self.key_end, Literal("\n"), self.value))
 
     def read_after_begin(
@@ -75,30 +74,11 @@ class GlmCalls(MarkedCalls):
             writer.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator = ", "
             is_text = pairs is not None and pairs.is_text(key)
-            found = yield from self._read_value(reader, writer, is_text)
+            found = yield from read_argument(reader, writer, self.value_end, is_text=is_text)
             if found != self.value_end:
                 break
         if found is not None:
             writer.arguments("}")
-
-    def _read_value(
-        self, reader: StreamReader, writer: Writer, is_text: bool
-    ) -> Reading[Marker | None]:
-        if is_text:
-            writer.arguments('"')
-            found = yield from reader.until(
-                (self.value_end,), lambda text: writer.arguments(_escaped(text))
-            )
-            writer.arguments("" if found is None else '"')
-            return found
-        pieces: list[str] = []
-        yield from reader.white()
-        yield from read_value(reader, pieces.append)
-        rest, found = yield from reader.collect(self.value_end)
-        if found is not None:
-            text = ("".join(pieces) + rest).strip()
-            writer.arguments(text if _is_json(text) else json.dumps(text))
-        return found
 
 
 def glm(tokenizer: Vocabulary) -> Dialect:
@@ -108,19 +88,3 @@ def glm(tokenizer: Vocabulary) -> Dialect:
 def glm_reasoning(tokenizer: Vocabulary) -> ReasoningFormat:
     """Return the format of reasoning, with a new line before reasoning and before the answer."""
     return ReasoningFormat.of(tokenizer, gap="\n", leads=True)
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")

@@ -104,7 +104,7 @@ def stored_size(spec: HeadSpec, device: torch.device) -> int:
     features are stored.
     """
     if device.type == "cpu":
-        return len(spec.taps) * spec.target_hidden_size
+        return len(spec.taps) * spec.tap_size
     return spec.feature_size
 
 

@@ -12,7 +12,7 @@ Legend: T rows, I input features, N query heads, H head dim, J index heads, X nu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -50,6 +50,11 @@ class CompressedSizes:
     num_index_heads: int = 0
     index_dim: int = 0
     num_chosen: int = 0
+
+    @property
+    def without_entries(self) -> CompressedSizes:
+        """The sizes of a layer with a window alone."""
+        return replace(self, rate=0, overlaps=False, num_index_heads=0, index_dim=0, num_chosen=0)
 
     @property
     def store(self) -> LayerStore:

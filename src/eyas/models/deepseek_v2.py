@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eyas.models import latent
 from eyas.models.config_file import ConfigFile
-from eyas.models.expert_fields import read_experts
+from eyas.models.expert_fields import read_experts, shared_size
 from eyas.models.spec import ModelSpec
 
 CHECKPOINT_NAMES = latent.CHECKPOINT_NAMES
@@ -36,6 +36,6 @@ def read(config: ConfigFile) -> ModelSpec:
             "num_groups": config.count("n_group") if has_groups else 1,
             "num_chosen_groups": config.count("topk_group") if has_groups else 1,
         },
-        shared_size=config.count("n_shared_experts") * config.count("moe_intermediate_size"),
+        shared_size=shared_size(config),
     )
     return latent.read_latent(config, family="deepseek_v2", experts=experts)

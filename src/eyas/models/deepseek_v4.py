@@ -116,6 +116,7 @@ def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
     config = config.with_defaults(DEFAULTS)
     config.require("num_key_value_heads", 1, 1, "1 is")
+    config.require("n_shared_experts", 1, 1, "1 is")
     config.require("scoring_func", "sqrtsoftplus", "sqrtsoftplus", "sqrtsoftplus is")
     config.require("norm_topk_prob", True, True, "true is")
     config.require("topk_method", "noaux_tc", "noaux_tc", "noaux_tc is")

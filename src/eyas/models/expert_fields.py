@@ -67,8 +67,13 @@ def read_corrected_experts(config: ConfigFile) -> ExpertSpec:
             "group_size_scored": 2,
         },
         has_correction=True,
-        shared_size=config.count("n_shared_experts") * config.count("moe_intermediate_size"),
+        shared_size=shared_size(config),
     )
+
+
+def shared_size(config: ConfigFile) -> int:
+    """Return the feed-forward size of what all rows share; 0 where `n_shared_experts` is 0 or null."""
+    return config.index("n_shared_experts", 0) * config.count("moe_intermediate_size")
 
 
 def layers_after(config: ConfigFile, num_layers: int) -> frozenset[int]:

@@ -9,7 +9,7 @@ Legend: T rows, M streams, D hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -26,6 +26,9 @@ from eyas.models.spec import ModelSpec
 from eyas.ops.add_norm import summed
 from eyas.ops.rotate_and_store import Angles
 
+if TYPE_CHECKING:
+    from eyas.models.heads.spec import HeadSpec
+
 
 class HyperLayer:
     """Attention and experts, each between a way out of the streams and a way back.
@@ -35,7 +38,7 @@ class HyperLayer:
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: ModelSpec | HeadSpec,
         index: int,
         *,
         dtype: torch.dtype,

@@ -99,10 +99,15 @@ def checkpoint_names(architecture: str, tensors: Container[str]) -> Mapping[str,
     They are CHECKPOINT_NAMES, or the family's PUBLISHED_NAMES if it has other names for the files of
     the model's authors and the embedding is there under that name.
     """
+    published = published_names(architecture)
+    is_published = published["embedding.weight"] in tensors
+    return published if is_published else family_of(architecture).CHECKPOINT_NAMES
+
+
+def published_names(architecture: str) -> Mapping[str, str]:
+    """Return the names of a family's parameters in the files of the model's authors."""
     family = family_of(architecture)
-    published: Mapping[str, str] = getattr(family, "PUBLISHED_NAMES", {})
-    is_published = published.get("embedding.weight", "") in tensors
-    return published if is_published else family.CHECKPOINT_NAMES
+    return getattr(family, "PUBLISHED_NAMES", family.CHECKPOINT_NAMES)
 
 
 def ignored_tensors(architecture: str) -> re.Pattern[str] | None:

@@ -6,9 +6,10 @@ Does not know: how files store values (`checkpoint` does), families (callers pas
 layers.
 
 A tensor that fills no parameter is an error, because it belongs to another architecture than the
-one that config.json names. Exceptions: the buffers in `HARMLESS`, which old exporters write; a tied
-logits head; biases of zeros beside quantised weights, which exporters write for layers without a
-bias; and MTP layers, which `heads.mtp` reads.
+one that config.json names. Exceptions: the buffers in `HARMLESS`, which old exporters write; tensors
+without numbers, which transformers writes for a shared expert that is not there; a tied logits head;
+biases of zeros beside quantised weights, which exporters write for layers without a bias; and MTP
+layers, which `heads.mtp` reads.
 """
 
 from __future__ import annotations
@@ -418,6 +419,7 @@ def _check_names(
         and not HARMLESS.search(name)
         and not MTP_NAMES.search(name)
         and not name.startswith(mtp_layers)
+        and 0 not in checkpoint.tensors[name].shape
         and not (ignored is not None and ignored.search(name))
     ]
     empty = _empty_biases(checkpoint, unknown)

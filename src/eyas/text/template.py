@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.core import RequestError
+from eyas.text.encodings import packaged_template
 from eyas.text.files import read_json_object_if_there
 from eyas.text.guard import ContentGuard, ControlTokenPatterns, map_strings
 from eyas.text.messages import append_to_content, normalize_message
@@ -182,7 +183,8 @@ def template_sources(directory: Path) -> dict[str, str]:
     tools.
 
     Files (chat_template.jinja, and additional_chat_templates/NAME.jinja) take precedence over
-    `chat_template` in tokenizer_config.json, which may be a list of named templates.
+    `chat_template` in tokenizer_config.json, which may be a list of named templates. A directory
+    without any may have a format that is known here (`encodings.packaged_template`).
     """
     configured = read_json_object_if_there(directory / "tokenizer_config.json").get("chat_template")
     named_entries = (
@@ -201,7 +203,10 @@ def template_sources(directory: Path) -> dict[str, str]:
     files = {file.stem: file for file in named_files}
     if (file := directory / "chat_template.jinja").is_file():
         files["default"] = file
-    return {**sources, **{name: _read_template_file(file) for name, file in files.items()}}
+    sources |= {name: _read_template_file(file) for name, file in files.items()}
+    if not sources and (packaged := packaged_template(directory)) is not None:
+        sources["default"] = packaged
+    return sources
 
 
 def _read_template_file(file: Path) -> str:

@@ -19,6 +19,7 @@ from eyas.models.checkpoint import Checkpoint
 from eyas.models.config_file import ConfigFile
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
+from eyas.models.heads.hyper import head_class
 from eyas.models.heads.mtp import find_layout, mtp_files, read_mtp
 from eyas.models.heads.names import stored_names
 from eyas.models.heads.network import DraftHead
@@ -137,7 +138,7 @@ def load_head(
         ids_V = read_token_map(token_map, spec.vocab_size)
     shares_head = not spec.own_head and ids_V is None
     with torch.no_grad():
-        head = DraftHead(
+        head = head_class(spec)(
             spec,
             dtype=resolve_dtype(dtype or target.dtype, device),
             device=device,

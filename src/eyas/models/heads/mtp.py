@@ -7,7 +7,8 @@ Does not know: how the layer is run; EAGLE heads.
 MiMo-7B (Xiaomi, 2505.07608) and DeepSeek-V3 (2412.19437), whose layout GLM-4.5 uses too, read the
 output of the model's final norm, project state and embedding to one stream, run one layer of the
 model's own kind, and pass the normalised result on. So does Qwen3-Next (and Qwen3.5), whose layer has
-attention. They differ in the order of the two inputs, in the first position and in names.
+attention. They differ in the order of the two inputs, in the first position and in names. DeepSeek-V4's
+reads all residual streams after the last layer instead, and passes its own on (`hyper`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from eyas.models.checkpoint import Checkpoint
 from eyas.models.heads.read import check_parameters
 from eyas.models.heads.spec import HeadSpec
-from eyas.models.registry import family_of
+from eyas.models.registry import family_of, published_names
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import HARMLESS, checkpoint_name, listed
 
@@ -46,8 +47,8 @@ class MtpLayout:
         """Return the tensor name of a parameter of `DraftHead`."""
         prefix = self.prefix.replace("{layer}", str(target.num_layers))
         if parameter.startswith("layers.0."):
-            names = family_of(target.architecture).CHECKPOINT_NAMES
-            name = checkpoint_name(parameter, names).removeprefix("model.layers.0.")
+            name = checkpoint_name(parameter, published_names(target.architecture))
+            name = name.removeprefix("model.").removeprefix("layers.0.")
             return prefix + self.layer_prefix + name
         return prefix + self.names.get(parameter, parameter)
 
@@ -89,9 +90,27 @@ LAYOUTS = (
         layer_prefix="layers.0.",
         zero_first_embedding=False,
     ),
+    MtpLayout(
+        "DeepSeek-V4",
+        "mtp.0.",
+        "e_proj.weight",
+        names={
+            "embedding_fc.weight": "e_proj.weight",
+            "feature_fc.weight": "h_proj.weight",
+            "embedding_norm.weight": "enorm.weight",
+            "feature_norm.weight": "hnorm.weight",
+            "embedding.weight": "emb.tok_emb.weight",
+            "head.weight": "head.weight",
+            **{f"collapse.{part}": f"hc_head_{part}" for part in ("fn", "base", "scale")},
+        },
+        zero_first_embedding=False,
+    ),
+    MtpLayout("DSpark", "mtp.0.", "main_proj.weight", names={}),
 )
 REFUSED_PARTS = {
     "self_attn.indexer.": "sparse attention is",
+    "attn.compressor.": "an MTP layer with compressed entries is",
+    "main_proj.": "drafting in blocks is",
 }
 
 
@@ -118,6 +137,8 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
     for part, refusal in REFUSED_PARTS.items():
         if any(name.startswith(part) for name in stored):
             raise _refused(checkpoint.directory, layout, refusal)
+    has_streams = target.hyper is not None
+    has_experts = has_streams or any(".experts." in name for name in stored)
     spec = HeadSpec(
         kind="mtp",
         hidden_size=target.hidden_size,
@@ -131,9 +152,9 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
         head_dim=target.head_dim,
         intermediate_size=target.intermediate_size,
         norm_epsilon=target.norm_epsilon,
-        rope=target.rope,
+        rope=(target.window_rope or target.rope) if has_streams else target.rope,
         max_position=target.max_position,
-        taps=(target.num_layers + 1,),
+        taps=(target.num_layers + (not has_streams),),
         windows=(target.windows[-1],),
         own_embedding=layout.names.get("embedding.weight") in stored,
         own_head=layout.names.get("head.weight") in stored,
@@ -147,10 +168,12 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
         entry_norms=True,
         first_attention_norm=True,
         final_norm=True,
-        norm_output=True,
+        norm_output=not has_streams,
         zero_first_embedding=layout.zero_first_embedding,
-        experts=target.experts if any(".experts." in name for name in stored) else None,
+        experts=target.experts if has_experts else None,
         traits=target.traits,
+        compressed=target.compressed[0].without_entries if target.compressed else None,
+        hyper=target.hyper,
     )
     files = mtp_files(spec, layout, target, checkpoint)
     check_parameters(spec, checkpoint, files, _stored_shapes(spec, layout, target, checkpoint))

@@ -1,4 +1,4 @@
-"""The network of every draft head: features and tokens in; logits and the next level's features out.
+"""The network of draft heads: features and tokens in; logits and the next level's features out.
 
 Promises: the numbers of a row depend on its token, its position, its feature and the keys that `attend`
 lets it see, never on other rows; the spec alone selects the wiring.
@@ -10,7 +10,8 @@ I concatenated tapped states, V draft vocabulary, H head dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
@@ -25,6 +26,18 @@ from eyas.models.decoder import DecoderLayer
 from eyas.models.heads.spec import HeadSpec
 from eyas.ops.add_norm import added
 from eyas.ops.join import join
+
+
+class Filled(Protocol):
+    """A part of a network with weights."""
+
+    def parameters(self) -> Mapping[str, Weight]:
+        """Return the tensors to fill, by name within the part."""
+        ...
+
+    def seal(self) -> None:
+        """Prepare the filled weights for running."""
+        ...
 
 
 class DraftHead:
@@ -65,10 +78,6 @@ class DraftHead:
             *spec.head_shape, dtype=dtype, device=self.device, order=order
         )
         assert self._head.shape == spec.head_shape
-        fc_out, fc_in = spec.fc_shape
-        self._fc = Linear(
-            fc_in, {"fc": fc_out}, bias=spec.fc_bias, dtype=dtype, device=self.device, order=order
-        )
         self._norms = {
             name.removesuffix(".weight"): RMSNorm(
                 size,
@@ -80,12 +89,23 @@ class DraftHead:
             for name, (size, *_) in spec.parameter_shapes.items()
             if "norm" in name and not name.startswith("layers.")
         }
+        self._parts = self._build()
+        # A row has the rope angles of the position before it, whose feature it reads.
+        self._rope = RopeTable(spec.rope, max_model_len, dtype=dtype, device=self.device, lag=1)
+
+    def _build(self) -> list[tuple[str, Filled]]:
+        """Allocate what stands between features and logits; return it with the prefixes of names."""
+        spec, dtype, device, order = self.spec, self.dtype, self.device, self.order
+        fc_out, fc_in = spec.fc_shape
+        self._fc = Linear(
+            fc_in, {"fc": fc_out}, bias=spec.fc_bias, dtype=dtype, device=device, order=order
+        )
         self._layers = [
             DecoderLayer(
                 spec,
                 index,
                 dtype=dtype,
-                device=self.device,
+                device=device,
                 order=order,
                 input_size=spec.attention_input_size(index),
                 norms_input=index > 0 or spec.first_attention_norm,
@@ -93,8 +113,8 @@ class DraftHead:
             )
             for index in range(spec.num_layers)
         ]
-        # A row has the rope angles of the position before it, whose feature it reads.
-        self._rope = RopeTable(spec.rope, max_model_len, dtype=dtype, device=self.device, lag=1)
+        layers = ((f"layers.{index}.", layer) for index, layer in enumerate(self._layers))
+        return [("", self._fc), *layers]
 
     def parameters(self) -> dict[str, list[Weight]]:
         """Return the tensors that a loader fills, by name: consecutive blocks of the parameter's rows.
@@ -109,19 +129,17 @@ class DraftHead:
             tensors["embedding.weight"] = [self._embedding.weight_VD]
         if self._owns_head:
             tensors["head.weight"] = list(self._head.parameters())
-        tensors |= {name: [view] for name, view in self._fc.parameters().items()}
-        for index, layer in enumerate(self._layers):
-            for name, view in layer.parameters().items():
-                tensors[f"layers.{index}.{name}"] = [view]
+        for prefix, part in self._parts:
+            for name, view in part.parameters().items():
+                tensors[f"{prefix}{name}"] = [view]
         return tensors
 
     def seal(self) -> None:
         """Prepare the filled weights for running; call once, after the last parameter is filled."""
-        for layer in self._layers:
-            layer.seal()
+        for _, part in self._parts:
+            part.seal()
         for norm in self._norms.values():
             norm.seal()
-        self._fc.seal()
         if self._owns_head:
             self._head.seal()
 

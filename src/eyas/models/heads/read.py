@@ -273,6 +273,8 @@ def _spec(
         latent=None,
         experts=None,
         traits=LLAMA,
+        compressed=None,
+        hyper=None,
         **norms,
     )
 

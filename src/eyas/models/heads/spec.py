@@ -1,7 +1,7 @@
 """`HeadSpec`: the facts of a draft head, the same for every kind and file format.
 
 Promises: plain frozen data. The wiring of features, embedding, norms and layers is data too, so that
-one network runs EAGLE-1/2, EAGLE-3, EAGLE-3.1 and MTP layers.
+one network runs EAGLE-1/2, EAGLE-3, EAGLE-3.1 and MTP layers, but for those with residual streams.
 Does not know: files and their conventions (`read` and `mtp` do), weights, devices.
 
 The row of a head at position i takes the target's feature at position i - 1 and the token at position
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from eyas.cache.store import LayerStore
+from eyas.layers.compressed_attention import CompressedSizes
 from eyas.layers.experts import ExpertSpec
+from eyas.layers.hyper_connections import HyperSizes
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
 from eyas.models.layer_products import feed_forward_shapes, layer_products, router_products
@@ -41,6 +43,8 @@ class HeadSpec:
     calibration: temperature -> weight of the sampling noise in the ranking of candidates.
     experts: the feed-forward block of every layer; None is one of intermediate_size.
     traits: of the layers; the offset of norms holds for all norms of the head.
+    compressed: the sizes of DeepSeek-V4's attention, which has a window alone; None is another kind.
+    hyper: the residual streams of target and head, all of which are the head's feature; None is one.
 
     The wiring:
     fc_norm: each tapped state has its own RMS norm before fc (EAGLE-3.1).
@@ -92,8 +96,12 @@ class HeadSpec:
     calibration: Mapping[float, float] = field(default_factory=dict, hash=False)
     experts: ExpertSpec | None = None
     traits: LayerTraits = LLAMA
+    compressed: CompressedSizes | None = None
+    hyper: HyperSizes | None = None
 
     def __post_init__(self) -> None:
+        assert (self.compressed is None) == (self.hyper is None)
+        assert self.compressed is None or not self.compressed.rate, "entries are not drafted"
         assert len(self.windows) == self.num_layers
         assert self.taps and self.num_query_heads % self.num_kv_heads == 0
         assert self.kind == "eagle3" or self.hidden_size == self.target_hidden_size
@@ -106,9 +114,9 @@ class HeadSpec:
         """A head's layers have attention."""
         return None
 
-    def compressed_of(self, layer: int) -> None:
-        """A head's layers have plain or latent attention."""
-        return None
+    def compressed_of(self, layer: int) -> CompressedSizes | None:
+        """Return the sizes of a layer's compressed attention; None where it has another kind."""
+        return self.compressed
 
     @property
     def has_output_gate(self) -> bool:
@@ -121,13 +129,25 @@ class HeadSpec:
         return self.kind == "eagle3"
 
     @property
+    def num_streams(self) -> int:
+        """Residual streams of the target, and of the head."""
+        return 1 if self.hyper is None else self.hyper.num_streams
+
+    @property
+    def tap_size(self) -> int:
+        """Width of each state of the target that the head reads: of all streams together."""
+        return self.num_streams * self.target_hidden_size
+
+    @property
     def feature_size(self) -> int:
         """Width of the feature stored for each slot, and of the state passed to the next level."""
-        return self.hidden_size if self.fuses_states else self.target_hidden_size
+        return self.hidden_size if self.fuses_states else self.tap_size
 
     @property
     def stores(self) -> tuple[LayerStore, ...]:
         """The key and value storage that each layer needs for a token; position 0 has none."""
+        if self.compressed is not None:
+            return (replace(self.compressed.store, first_position=1),) * self.num_layers
         return tuple(
             LayerStore(
                 self.num_query_heads,
@@ -158,7 +178,7 @@ class HeadSpec:
 
         The logits head is not included.
         """
-        shapes = [self.fc_shape]
+        shapes = [self.fc_shape if self.hyper is None else (self.hidden_size, self.hidden_size)]
         for layer in range(self.num_layers):
             shapes += layer_products(self, layer, self.attention_input_size(layer))
         return tuple(dict.fromkeys(shapes))
@@ -171,7 +191,8 @@ class HeadSpec:
     @property
     def head_shapes(self) -> tuple[tuple[int, int], ...]:
         """The distinct (output size, input size) of the products with float32 results."""
-        return (self.head_shape, *router_products(self, self.num_layers))
+        hyper = () if self.hyper is None else self.hyper.shapes(self.hidden_size)
+        return (self.head_shape, *router_products(self, self.num_layers), *hyper)
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -185,12 +206,16 @@ class HeadSpec:
                 shapes[f"fc_norm.{index}.weight"] = (self.target_hidden_size,)
         if self.input_norm:
             shapes["input_norm.weight"] = (self.fc_shape[1],)
-        shapes["fc.weight"] = self.fc_shape
+        if self.hyper is None:
+            shapes["fc.weight"] = self.fc_shape
+        else:
+            shapes |= {f"{part}_fc.weight": (hidden, hidden) for part in ("embedding", "feature")}
+            shapes |= self.hyper.parameter_shapes("collapse.", hidden, is_last=True)
         if self.fc_bias:
             shapes["fc.bias"] = (hidden,)
         if self.entry_norms:
             shapes["embedding_norm.weight"] = (hidden,)
-            shapes["feature_norm.weight"] = (self.feature_size,)
+            shapes["feature_norm.weight"] = (self.feature_size // self.num_streams,)
         for layer in range(self.num_layers):
             prefix = f"layers.{layer}."
             if layer > 0 or self.first_attention_norm:
@@ -199,6 +224,10 @@ class HeadSpec:
                 f"{prefix}{name}": shape for name, shape in self._attention_shapes(layer).items()
             }
             shapes[f"{prefix}mlp_norm.weight"] = (hidden,)
+            if self.hyper is not None:
+                for block in ("attention", "mlp"):
+                    connection = f"{prefix}{block}_connection."
+                    shapes |= self.hyper.parameter_shapes(connection, hidden, is_last=False)
             blocks = feed_forward_shapes(self, layer, self.mlp_bias)
             shapes |= {f"{prefix}{name}": shape for name, shape in blocks.items()}
         if self.final_norm:
@@ -209,6 +238,9 @@ class HeadSpec:
 
     def _attention_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         input_size = self.attention_input_size(layer)
+        if self.compressed is not None:
+            found = self.compressed.parameter_shapes(self.hidden_size)
+            return {f"attention.{name}": shape for name, shape in found.items()}
         if self.latent is not None:
             found = self.latent.parameter_shapes(self.num_query_heads, self.hidden_size, input_size)
             return {f"attention.{name}": shape for name, shape in found.items()}

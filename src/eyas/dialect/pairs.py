@@ -1,8 +1,9 @@
-"""The arguments of a GLM call as pairs of keys and values, with strings without quotes.
+"""The arguments of a call as pairs of keys and values, with strings without quotes, as GLM and
+DeepSeek-V4 write them.
 
 Promises: the pairs satisfy the schemas of the properties; what cannot be enforced is refused for strict
-functions.
-Does not know: tokens of markers, streams.
+functions. A value that is read becomes JSON.
+Does not know: the markers of a family.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 from eyas.core import GrammarError
 from eyas.dialect.base import ToolSpec
+from eyas.dialect.json_text import read_value
+from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import one_of, parameters
 from eyas.grammar import Concat, FreeText, Json, Literal, Marker, Node, Regex, Repeat
 
@@ -68,16 +71,18 @@ class Pairs:
         schema = self.properties.get(key, True if self.extra is None else self.extra)
         return _is_string(_resolved(schema, self.definitions))
 
-    def grammar(self, key_to: Callable[[Node], Node], close: Marker) -> list[Node]:
+    def grammar(self, key_to: Callable[[Node, bool], Node], close: Marker) -> list[Node]:
         """Return the grammar of all pairs, in order. key_to: extends the node of a key to the beginning
-        of its value. close: the marker after a value."""
+        of its value; it is told whether that is a string. close: the marker after a value."""
         parts: list[Node] = []
         for key, schema in self.properties.items():
-            pair = Concat((key_to(Literal(key)), self._value(schema, close), Literal("\n")))
+            before = key_to(Literal(key), self.is_text(key))
+            pair = Concat((before, self._value(schema, close), Literal("\n")))
             parts.append(pair if key in self.required else Repeat(pair, 0, 1))
         if self.extra is not None:
             key = Regex(r"[A-Za-z0-9_.-]{1,64}")
-            pair = Concat((key_to(key), self._value(self.extra, close), Literal("\n")))
+            before = key_to(key, _is_string(_resolved(self.extra, self.definitions)))
+            pair = Concat((before, self._value(self.extra, close), Literal("\n")))
             parts.append(Repeat(pair))
         return parts
 
@@ -101,6 +106,42 @@ class Pairs:
                 raise _unsupported(self.tool, "pattern or length", "this string argument")
             return FreeText(until=(close,))
         return Concat((Regex(pattern), close))
+
+
+def read_argument(
+    reader: StreamReader, writer: Writer, close: Marker, *, is_text: bool
+) -> Reading[Marker | None]:
+    """Read a value through the marker after it, write it as JSON, and return the marker; None if the
+    stream ends before."""
+    if is_text:
+        writer.arguments('"')
+        found = yield from reader.until((close,), lambda text: writer.arguments(_escaped(text)))
+        writer.arguments("" if found is None else '"')
+        return found
+    pieces: list[str] = []
+    yield from reader.white()
+    yield from read_value(reader, pieces.append)
+    rest, found = yield from reader.collect(close)
+    if found is not None:
+        text = ("".join(pieces) + rest).strip()
+        writer.arguments(text if _is_json(text) else json.dumps(text))
+    return found
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
 
 
 def _pattern(schema: dict[str, Any]) -> str | None:

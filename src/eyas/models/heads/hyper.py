@@ -1,0 +1,84 @@
+"""The network of a head whose residual stream is several streams: DeepSeek-V4's MTP layer.
+
+Promises: as `network`. The feature of a row is all streams of the target after its last layer, before
+they are summed. Each stream is normalised and projected alone, and the projected embedding is added to
+each; the layer is one of the target's kind, and a sum of its own collapses the streams for the logits.
+The streams themselves are what the next level reads.
+Does not know: as `network`.
+
+Legend: T rows of a forward pass, M streams, D hidden size, F = M * D.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from eyas.attention.base import Attend
+from eyas.layers.hyper_connections import Collapse
+from eyas.layers.linear import Linear
+from eyas.models.heads.network import DraftHead, Filled
+from eyas.models.heads.spec import HeadSpec
+from eyas.models.hyper_decoder import HyperLayer
+
+
+class HyperHead(DraftHead):
+    """A draft head with residual streams; used as a `DraftHead`."""
+
+    def _build(self) -> list[tuple[str, Filled]]:
+        spec, dtype, device, order = self.spec, self.dtype, self.device, self.order
+        assert spec.hyper is not None and not spec.fc_bias and not spec.zero_first_embedding
+        self._embedding_fc, self._feature_fc = (
+            Linear(
+                spec.hidden_size,
+                {f"{part}_fc": spec.hidden_size},
+                dtype=dtype,
+                device=device,
+                order=order,
+            )
+            for part in ("embedding", "feature")
+        )
+        self._collapse = Collapse(
+            spec.hyper,
+            spec.hidden_size,
+            spec.norm_epsilon,
+            num_weights=spec.hyper.num_streams,
+            num_scales=1,
+            dtype=dtype,
+            device=device,
+            order=order,
+        )
+        self._stream_layers = [
+            HyperLayer(spec, index, dtype=dtype, device=device, order=order)
+            for index in range(spec.num_layers)
+        ]
+        return [
+            ("", self._embedding_fc),
+            ("", self._feature_fc),
+            ("collapse.", self._collapse),
+            *((f"layers.{index}.", layer) for index, layer in enumerate(self._stream_layers)),
+        ]
+
+    def forward(
+        self,
+        tokens_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        features_TF: torch.Tensor,
+        attend: Attend,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert len(tokens_T) == self.order.pad(len(tokens_T)), "rows are padded by RowOrder.pad"
+        norms, num = self._norms, self.spec.num_streams
+        embedded_TD = self._embedding_fc(norms["embedding_norm"](self._embedding(tokens_T)))
+        streams = [
+            embedded_TD + self._feature_fc(norms["feature_norm"](feature_TD.contiguous()))
+            for feature_TD in features_TF.chunk(num, 1)
+        ]
+        streams_TMD = torch.stack(streams, 1)
+        angles = self._rope.at(positions_T)
+        for layer in self._stream_layers:
+            streams_TMD = layer(streams_TMD, tokens_T, angles, attend)
+        return norms["norm"](self._collapse(streams_TMD)[0]), streams_TMD.flatten(1)
+
+
+def head_class(spec: HeadSpec) -> type[DraftHead]:
+    """Return the class that runs a head."""
+    return DraftHead if spec.hyper is None else HyperHead
