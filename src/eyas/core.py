@@ -252,6 +252,19 @@ def check_min_tokens(num_prompt_tokens: int, params: SamplingParams, max_model_l
     )
 
 
+class KVHandle(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a prefill server holds the keys and values of a prompt for a decode server.
+
+    engine_id: of the engine that holds them. host, port: where it is asked for them. key: names the
+    prompt there; a random number that nobody can guess.
+    """
+
+    engine_id: str
+    host: str
+    port: int
+    key: str
+
+
 class Request(msgspec.Struct, kw_only=True):
     """One prompt and how to continue it. id: unique among live requests. output: what the output must
     be; None if it is free."""
@@ -266,6 +279,10 @@ class Request(msgspec.Struct, kw_only=True):
     """Prefix-cache namespace: requests with different salts never share stored prefixes."""
     client: str = ""
     """Identifies the client: waiting clients get seats evenly."""
+    offers_kv: bool = False
+    """Whether the keys and values of the prompt are held for a decode server when the request ends."""
+    kv_handle: KVHandle | None = None
+    """Where the keys and values of the prompt are read before the request runs."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -331,6 +348,7 @@ class Delta(msgspec.Struct, kw_only=True):
     error: why the choice ended with an error.
     param: the field of the request at fault, if there is one. code: the kind of error, if it is
     known (`eyas.server.codes`).
+    kv_handle: of the prompt's keys and values, on the last delta, if the request offers them.
     """
 
     request_id: str
@@ -348,6 +366,7 @@ class Delta(msgspec.Struct, kw_only=True):
     code: str | None = None
     usage: Usage | None = None
     seed: int | None = None
+    kv_handle: KVHandle | None = None
 
 
 @dataclass(slots=True)
