@@ -19,6 +19,8 @@ Auto = Literal["auto"]
 DrafterName = Literal["root", "ngram", "model", "head", "forced"]
 GrammarBackend = Literal["llguidance", "xgrammar"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
+Role = Literal["both", "prefill", "decode"]
+KVTransport = Literal["tcp", "nixl"]
 CacheDtypeName = Literal["auto", "bfloat16", "float16", "float32", "fp8_e4m3"]
 
 AUTO_NODES, AUTO_STEPS = 16, 8
@@ -229,6 +231,29 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     exact: bool = True
 
 
+class HandoverConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prompts that one server computes and another one continues (docs/disaggregation.md).
+
+    role: "prefill" holds the keys and values of prompts for other servers, "decode" reads them from
+    there, "both" computes prompts and answers itself.
+    transport: how keys and values move: "tcp", or "nixl" (extra eyas[nixl]). Both servers need the
+    same.
+    host, port: where a prefill server is asked for them, an address that decode servers reach; port 0
+    chooses a free one.
+    peers: hosts of prefill servers that a decode server reads from.
+    hold_seconds: how long a prompt is held for a decode server.
+    timeout_seconds: time limit for moving the keys and values of one prompt.
+    """
+
+    role: Role = "both"
+    transport: KVTransport = "tcp"
+    host: str = "127.0.0.1"
+    port: int = 0
+    peers: tuple[str, ...] = ("127.0.0.1",)
+    hold_seconds: float = 60.0
+    timeout_seconds: float = 30.0
+
+
 def _number(value: int | Auto) -> int | None:
     return None if value == "auto" else value
 
@@ -242,6 +267,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     draft: DraftConfig = DraftConfig()
     device: DeviceConfig = DeviceConfig()
     grammar: GrammarConfig = GrammarConfig()
+    handover: HandoverConfig = HandoverConfig()
 
     def __post_init__(self) -> None:
         draft, scheduler, cache, grammar = self.draft, self.scheduler, self.cache, self.grammar
@@ -276,6 +302,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("grammar.cache_bytes", grammar.cache_bytes, 2**20, None),
             ("grammar.num_threads", grammar.num_threads, 1, 64),
             ("grammar.mask_seconds", grammar.mask_seconds, 0.0001, 10),
+            ("handover.port", self.handover.port, 0, 65535),
+            ("handover.hold_seconds", self.handover.hold_seconds, 0.1, 3600),
+            ("handover.timeout_seconds", self.handover.timeout_seconds, 0.1, 3600),
         ):
             in_range = value is None or low <= value <= (math.inf if high is None else high)
             if not in_range:  # NaN is never in range
@@ -302,8 +331,30 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             _ = grammar.spacing
         except ValueError as error:
             raise ValueError(f"grammar.white_space: {error}") from None
+        _check_handover(self.handover, shares_prefixes=cache.prefix_cache)
         if scheduler.flights not in ("auto", 0, 1):
             raise ValueError(f"scheduler.flights: 'auto', 0 or 1, not {scheduler.flights!r}")
+
+
+def _check_handover(handover: HandoverConfig, *, shares_prefixes: bool) -> None:
+    """Raise ValueError for a role that cannot be served with these settings."""
+    for name, value, known in (
+        ("role", handover.role, get_args(Role)),
+        ("transport", handover.transport, get_args(KVTransport)),
+    ):
+        if value not in known:
+            raise ValueError(f"handover.{name}: one of {', '.join(known)}, not {value!r}")
+    if handover.role == "both":
+        return
+    if not shares_prefixes:
+        raise ValueError(
+            f"handover.role: {handover.role!r} keeps prompts in the prefix cache; leave out "
+            "--no-prefix-cache"
+        )
+    if handover.role == "prefill" and handover.host in ("", "0.0.0.0", "::"):
+        raise ValueError(
+            "handover.host: decode servers are sent this address; name one that they can reach"
+        )
 
 
 DEFAULTS = EngineConfig()

@@ -254,6 +254,19 @@ def check_min_tokens(num_prompt_tokens: int, params: SamplingParams, max_model_l
     )
 
 
+class KVHandle(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a prefill server holds the keys and values of a prompt for a decode server.
+
+    engine_id: of the engine that holds them. host, port: where it is asked for them. key: names the
+    prompt there; a random number that nobody can guess.
+    """
+
+    engine_id: str
+    host: str
+    port: int
+    key: str
+
+
 class Request(msgspec.Struct, kw_only=True):
     """One prompt and how to continue it. id: unique among live requests. output: what the output must
     be; None if it is free."""
@@ -274,6 +287,10 @@ class Request(msgspec.Struct, kw_only=True):
     with_draft_trees: bool = False
     """Whether deltas report the draft tree of each step, of the first `MAX_RECORDED_STEPS` of a
     choice."""
+    offers_kv: bool = False
+    """Whether the keys and values of the prompt are held for a decode server when the request ends."""
+    kv_handle: KVHandle | None = None
+    """Where the keys and values of the prompt are read before the request runs."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -365,6 +382,7 @@ class Delta(msgspec.Struct, kw_only=True):
     error: why the choice ended with an error.
     param: the field of the request at fault, if there is one. code: the kind of error, if it is
     known (`eyas.server.codes`).
+    kv_handle: of the prompt's keys and values, on the last delta, if the request offers them.
     """
 
     request_id: str
@@ -384,6 +402,7 @@ class Delta(msgspec.Struct, kw_only=True):
     seed: int | None = None
     draft_trees: list[TreeRecord] = msgspec.field(default_factory=list)
     """The trees of these steps, if the request asked for them."""
+    kv_handle: KVHandle | None = None
 
 
 @dataclass(slots=True)

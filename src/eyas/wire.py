@@ -63,6 +63,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     """Counts since the engine started, and gauges (`GAUGES`) of this moment.
 
     num_failed_steps: attempts to run a step that raised; the next attempt runs without a draft.
+    num_held_prompts: prompts that are held for decode servers, or being read from prefill servers.
     """
 
     num_running: int = 0
@@ -70,6 +71,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_slots: int = 0
     num_free_slots: int = 0
     num_cached_slots: int = 0
+    num_held_prompts: int = 0
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
@@ -85,6 +87,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
 
 GAUGES = {"num_running", "num_waiting", "num_slots", "num_free_slots", "num_cached_slots"} | {
+    "num_held_prompts",
     "num_cached",
     "cache_bytes",
     "can_compile",

@@ -310,7 +310,7 @@ def test_what_cannot_be_done_is_refused_in_the_users_words(
         ("--tool-server", "itself"),
         ("--cuda-graph-bs", "--max-graph-batch"),
         ("--guided-decoding-backend", "--grammar-backend"),
-        ("--kv-transfer-config", "one device"),
+        ("--kv-transfer-config", "--role"),
         ("--num_speculative_tokens", "--speculative-config"),
         ("--base-gpu-id=2", "--device"),
         ("--seed", "seed"),

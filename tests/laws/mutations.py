@@ -732,6 +732,23 @@ MUTATIONS = [
         "matched",
         SNAPSHOTS + "a_hit_ends_at_the_deepest_snapshot",
     ),
+    Mutation(
+        "a prompt that was read begins one position late",
+        "engine/handover/engine.py",
+        "HandoverEngine._start",
+        "lease.num_stored if is_read else len(tokens) - 1",
+        "lease.num_stored + 1 if is_read else len(tokens) - 1",
+        "tests/engine/test_handover.py::test_a_handle_of_another_prompt_is_refused_and_stays_good",
+    ),
+    Mutation(
+        "what a head reads of the target stays where the prompt was computed",
+        "draft/network.py",
+        "HeadNetwork.slot_tensors",
+        "(*self._backend.kv.layers, self._stored_SX)",
+        "(*self._backend.kv.layers,)",
+        "tests/laws/test_handover_law.py::"
+        "test_a_drafting_network_continues_where_it_was[eagle3 tree]",
+    ),
 ]
 
 

@@ -61,6 +61,16 @@ CASES = [
     Case(Code.INVALID_TYPE, {"messages": "x"}, CHAT),
     Case(Code.INVALID_TYPE, {**PROMPT, "structured_outputs": "x"}),
     Case(Code.INVALID_VALUE, {**PROMPT, "top_p": 7}),
+    Case(Code.INVALID_VALUE, {**PROMPT, "kv_transfer_params": {"do_remote_decode": 1}}),
+    Case(Code.INVALID_VALUE, {**PROMPT, "kv_transfer_params": {"do_remote_prefill": True}}),
+    Case(
+        Code.INVALID_VALUE,
+        {**PROMPT, "stream": True, "kv_transfer_params": {"do_remote_decode": True}},
+    ),
+    Case(
+        Code.INVALID_VALUE,
+        {"prompt": ["x", "y"], "kv_transfer_params": {"do_remote_decode": True}},
+    ),
     Case(Code.INVALID_VALUE, {"tokens": [10**9]}, "/detokenize"),
     Case(Code.INVALID_VALUE, b'{"prompt": "x", "seed": 1e999}'),
     Case(Code.INVALID_VALUE, PROMPT, engine=failing(RequestError("stop: is odd", param="stop"))),
@@ -107,6 +117,12 @@ CASES = [
     Case(Code.ENGINE_ERROR, PROMPT, engine={"error_after": 0}),
     Case(Code.GRAMMAR_LIMIT_EXCEEDED, PROMPT, engine={"error_after": 0, "error_param": "regex"}),
     Case(Code.CLIENT_TOO_SLOW, PROMPT, engine={"error_after": 0, "error_code": "client_too_slow"}),
+    Case(
+        Code.KV_HANDLE_INVALID,
+        PROMPT,
+        engine={"error_after": 0, "error_code": "kv_handle_invalid"},
+    ),
+    Case(Code.KV_UNAVAILABLE, PROMPT, engine={"error_after": 0, "error_code": "kv_unavailable"}),
     Case(Code.ANSWER_LOST, PROMPT, engine={"error_after": 0, "error_code": "answer_lost"}),
     Case(Code.ANSWER_ENDED, PROMPT, engine={"error_after": 0, "error_code": "answer_ended"}),
     Case(

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from eyas.cache.kv import WindowMap
+from eyas.cache.kv import KVStore, WindowMap
 from eyas.cache.states import SequenceStates
 from eyas.ops.compress import Compression
 from eyas.ops.delta_rule import DeltaRule
@@ -114,9 +114,12 @@ class Attend(Protocol):
 class AttentionBackend(Protocol):
     """An implementation of attention over a key/value store.
 
-    states: the states that plans read and update; None if no layer has one.
+    kv: the store. states: the states that plans read and update; None if no layer has one.
     windows: where layers with a window store what belongs to a slot; None if all layers have all slots.
     """
+
+    @property
+    def kv(self) -> KVStore: ...
 
     @property
     def states(self) -> SequenceStates | None: ...

@@ -11,6 +11,7 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.command_line import META, ParsedLine
+from eyas.cli.handover import HandoverOptions
 from eyas.cli.options import (
     GRAMMAR_PANEL,
     MODEL_PANEL,
@@ -305,6 +306,7 @@ def serve(
     no_prefix_cache: options.NoPrefixCache = False,
     kv_events_config: options.KVEvents = None,
     flights: options.Flights = "auto",
+    handover: HandoverOptions,
     peers: PeerOptions,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
@@ -340,7 +342,9 @@ def serve(
             return None
 
     without_cache = settings.pop("no_prefix_cache")
-    engine = collect_error(lambda: engine_config(**settings, prefix_cache=not without_cache))
+    engine = collect_error(
+        lambda: handover.applied_to(engine_config(**settings, prefix_cache=not without_cache))
+    )
     template = collect_error(lambda: _template_text(chat_template))
     endpoint = None
     if otlp_traces_endpoint is not None:

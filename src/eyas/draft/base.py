@@ -15,6 +15,7 @@ import torch
 
 from eyas.core import DraftTree, Verdict
 from eyas.draft.network import DraftNetwork
+from eyas.draft.prefix_rows import PrefixRows
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 
@@ -113,6 +114,11 @@ class Drafter(ABC):
         return ()
 
     @property
+    def prefix_rows(self) -> PrefixRows | None:
+        """What its network stores of a prefix; None without a network."""
+        return None
+
+    @property
     def width(self) -> int:
         """Most nodes that it proposes, the root included."""
         return self.shape.width
@@ -164,6 +170,10 @@ class DrafterWrapper(Drafter):
     @property
     def networks(self) -> tuple[DraftNetwork, ...]:
         return self._inner.networks
+
+    @property
+    def prefix_rows(self) -> PrefixRows | None:
+        return self._inner.prefix_rows
 
     def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
         return self._inner.preferred_shape(num_sequences, num_constrained)

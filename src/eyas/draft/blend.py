@@ -19,6 +19,7 @@ import torch
 from eyas.core import DraftTree, Verdict
 from eyas.draft.base import Drafter, StepReport, TreeShape, roots_alone
 from eyas.draft.network import DraftNetwork
+from eyas.draft.prefix_rows import PrefixRows
 from eyas.ops.merge_trees import merge_trees
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
@@ -48,6 +49,12 @@ class BlendDrafter(Drafter):
     @property
     def networks(self) -> tuple[DraftNetwork, ...]:
         return tuple(network for source in self._sources for network in source.networks)
+
+    @property
+    def prefix_rows(self) -> PrefixRows | None:
+        """Those of the source with a network, of which there is at most one."""
+        rows = [source.prefix_rows for source in self._sources]
+        return next((each for each in rows if each is not None), None)
 
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         nodes = shape.nodes

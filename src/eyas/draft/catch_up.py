@@ -180,6 +180,17 @@ class RowTracker:
         if slots_T.device.type == "cpu":
             self._is_made_S[slots_T.numpy()] = True
 
+    def num_made(self, slots: np.ndarray) -> int:
+        """Return how many leading positions of a prefix have rows, or need none. slots: of the
+        prefix."""
+        is_made = self._is_made_S[slots[self.first_position :]]
+        num_made = len(is_made) if is_made.all() else int(is_made.argmin())
+        return min(len(slots), self.first_position + num_made)
+
+    def mark(self, slots: np.ndarray, *, is_made: bool) -> None:
+        """Note whether these slots hold rows, which came from elsewhere."""
+        self._is_made_S[slots] = is_made
+
     def _look_up(self, batch: Batch, span: Span) -> _SeatRows:
         """Return the state of a span's seat. A new sequence's is found by the slots of its prefix."""
         seating = batch.table.num_seatings[span.seat]

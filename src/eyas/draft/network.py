@@ -57,6 +57,11 @@ class DraftNetwork(Protocol):
         """
         ...
 
+    def slot_tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return what is stored by slot: tensors whose first dimension is slots. What was remembered is
+        stored first."""
+        ...
+
     def beta(self, temperature: float) -> float:
         """Return the factor on logits plus noise when candidates are ranked with the target's noise
         (see `eyas.draft.grow`). Values below 1 make the scores of candidates more equal."""
@@ -79,6 +84,9 @@ class ModelNetwork:
 
     def recall(self, slots_T: torch.Tensor) -> torch.Tensor | None:
         return None
+
+    def slot_tensors(self) -> tuple[torch.Tensor, ...]:
+        return tuple(self._backend.kv.layers)
 
     def beta(self, temperature: float) -> float:
         return 1.0
@@ -141,6 +149,10 @@ class HeadNetwork:
         if not self._stores_states:
             return stored_TX
         return self._head.combine(stored_TX.chunk(len(self.taps), dim=-1))
+
+    def slot_tensors(self) -> tuple[torch.Tensor, ...]:
+        self._store()
+        return (*self._backend.kv.layers, self._stored_SX)
 
     def _store(self) -> None:
         """Store all held hidden states by slot, in order: later rows may have slots of earlier ones."""

@@ -33,6 +33,7 @@ from eyas.draft.catch_up import (
 )
 from eyas.draft.grow import Frontier, Pool, rank
 from eyas.draft.network import DraftNetwork
+from eyas.draft.prefix_rows import PrefixRows
 from eyas.ops.level_rows import level_rows
 from eyas.runner.batch import Batch
 from eyas.runner.rows import ForwardRows, committed
@@ -89,6 +90,10 @@ class TreeDrafter(Drafter):
     @property
     def networks(self) -> tuple[DraftNetwork, ...]:
         return (self._network,)
+
+    @property
+    def prefix_rows(self) -> PrefixRows:
+        return PrefixRows(self._network, self._tracker)
 
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         self._proposed_for = batch

@@ -46,6 +46,12 @@ def check_request(request: Request, info: EngineInfo, tokenizer: Tokenizer | Non
             f"stop: {NO_TOKENIZER}; token ids that end an answer go into stop_token_ids",
             param="stop",
         )
+    if request.offers_kv or request.kv_handle is not None:
+        raise RequestError(
+            "kv_transfer_params: is for servers that were started with --role prefill or --role decode",
+            param="kv_transfer_params",
+            code="kv_handle_invalid",
+        )
     if request.output is not None and params.ignore_eos:
         raise RequestError(
             "ignore_eos: cannot go with a constrained output, whose grammar says where it ends",

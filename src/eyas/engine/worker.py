@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -296,7 +297,7 @@ def main(build: Callable[[EngineConfig, LoadingReports], WorkerEngine] | None = 
     """Read the setup from standard input, build the engine, and run it until told to stop.
 
     build: makes an engine from its configuration and reports its progress; None is
-    `eyas.engine.build.build_engine`. Returns the exit status.
+    `eyas.engine.build.build_engine`, in its role. Returns the exit status.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when this process ends
         signal.signal(number, signal.SIG_IGN)
@@ -306,8 +307,7 @@ def main(build: Callable[[EngineConfig, LoadingReports], WorkerEngine] | None = 
     link = _Link(setup.address, lifeline)
     engine = None
     try:
-        if build is None:
-            from eyas.engine.build import build_engine as build
+        build = build or partial(_build, link.wake)
         engine = build(setup.config, LoadingReports(link.send))
         return Worker(engine, link).run()
     except Exception as error:
@@ -320,6 +320,20 @@ def main(build: Callable[[EngineConfig, LoadingReports], WorkerEngine] | None = 
         if engine is not None:
             engine.shutdown()
         link.close()
+
+
+def _build(
+    wake: Callable[[], None], config: EngineConfig, progress: LoadingReports
+) -> WorkerEngine:
+    """Build the engine, in its role. wake: makes a waiting worker look for work."""
+    from eyas.engine.build import build_engine
+
+    engine = build_engine(config, progress)
+    if config.handover.role == "both":
+        return engine
+    from eyas.engine.handover import HandoverEngine
+
+    return HandoverEngine(engine, config.handover, wake)
 
 
 def _read_line(descriptor: int) -> bytes:

@@ -77,8 +77,11 @@ _FLAGS_BY_REASON = {
         "--expert-parallel-size --speculative-draft-tensor-parallel-size --nnodes --node-rank "
         "--api-server-count --enable-ep-moe --enable-dp-attention --enable-dp-lm-head --enable-eplb "
         "--moe-a2a-backend --moe-dense-tp-size --data-parallel-rank --data-parallel-backend "
+        "--decode-context-parallel-size --prefill-context-parallel-size"
+    ),
+    "start one server with --role prefill and one with --role decode (docs/disaggregation.md)": (
         "--disaggregation-mode --disaggregation-transfer-backend --disaggregation-ib-device "
-        "--kv-transfer-config --decode-context-parallel-size --prefill-context-parallel-size"
+        "--kv-transfer-config"
     ),
     "choose a device with --device cuda:N": "--base-gpu-id --gpu-id-step",
     _OWN_FORMAT: "--quantization --torchao-config --modelopt-quant",

@@ -30,6 +30,7 @@ from eyas.server.error_context import ErrorContext
 from eyas.server.errors import ApiError
 from eyas.server.formats import token_text
 from eyas.server.generate import GenerateFormat, generate_requests
+from eyas.server.handover import hand_over, prompt_alone
 from eyas.server.messages_routes import MessagesRoutes
 from eyas.server.middleware import MESSAGES_ROUTE, ServerMiddleware, refusal
 from eyas.server.missing_routes import no_such_route
@@ -192,9 +193,11 @@ class _Routes:
         salt = self._service.cache_salt(body.cache_salt, http)
         errors_of_body = ErrorContext(body)
         with errors_of_body.explains():
+            body = prompt_alone(body)
             chat = await self._reader.prepare(
                 http, lambda: prepare_chat(body, processor, answer_id, salt)
             )
+            hand_over(body, [chat.request])
         tokenizer = require_tokenizer(processor.tokenizer, "messages")
         name = body.model or self._service.names[0]
         answer = Answer(
@@ -214,9 +217,11 @@ class _Routes:
         salt = self._service.cache_salt(body.cache_salt, http)
         errors_of_body = ErrorContext(body)
         with errors_of_body.explains():
+            body = prompt_alone(body)
             requests = await self._reader.prepare(
                 http, lambda: completion_requests(body, processor, answer_id, salt)
             )
+            hand_over(body, requests)
         name = body.model or self._service.names[0]
         answer = Answer(
             self._service,

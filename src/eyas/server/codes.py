@@ -75,6 +75,11 @@ class Code(Enum):
         "the answer could have more log-probabilities than are allowed",
         "ask for fewer tokens, answers or alternatives, or for a stream",
     )
+    KV_HANDLE_INVALID = (
+        400,
+        "the prompt that kv_transfer_params names cannot be taken over here",
+        "send the request to the prefill server again, and its answer's kv_transfer_params here",
+    )
     PROMPT_TOO_SLOW = (400, "the prompt took too long to prepare", "shorten it")
     GRAMMAR_INVALID = (
         400,
@@ -191,6 +196,11 @@ class Code(Enum):
         503,
         "the engine has no thread left to compile output grammars",
         "try again later",
+    )
+    KV_UNAVAILABLE = (
+        503,
+        "the prompt could not be held for a decode server, or not be read from the prefill server",
+        "send the request to the prefill server again",
     )
     PREPARATION_QUEUE_FULL = (
         503,

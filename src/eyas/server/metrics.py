@@ -50,6 +50,10 @@ class _EngineCollector(Collector):
                 "Cache slots with prefixes that no running choice uses",
                 stats.num_cached_slots,
             ),
+            "kv_handover_prompts": (
+                "Prompts held for decode servers, or being read from prefill servers",
+                stats.num_held_prompts,
+            ),
             "grammar_cache_bytes": (
                 "Bytes of compiled grammars, those in use included",
                 stats.grammar.cache_bytes,

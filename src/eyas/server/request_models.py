@@ -36,6 +36,7 @@ from eyas.server.options import StreamGranularity
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
 MAX_TOOLS = 512
+MAX_TRANSFER_FIELDS = 64
 
 
 def _check_stream_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +139,7 @@ class CompletionFields(SamplingFields):
     cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     return_draft_details: bool | None = None
     stream_granularity: StreamGranularity | None = None
+    kv_transfer_params: Annotated[dict[str, Any], at_most(MAX_TRANSFER_FIELDS)] | None = None
 
     user: str | None = None
     metadata: dict[str, Any] | None = None

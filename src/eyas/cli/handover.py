@@ -1,0 +1,112 @@
+"""The options for prompts that one server computes and another one continues.
+
+Does not know: how keys and values move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+import typer
+
+from eyas.config import EngineConfig, HandoverConfig
+
+PANEL = "Prefill apart from decoding"
+DEFAULTS = HandoverConfig()
+
+
+class RoleChoice(StrEnum):
+    """What a server does with prompts."""
+
+    both = "both"
+    prefill = "prefill"
+    decode = "decode"
+
+
+class TransportChoice(StrEnum):
+    """How keys and values move."""
+
+    tcp = "tcp"
+    nixl = "nixl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandoverOptions:
+    """The role of a server."""
+
+    role: Annotated[
+        RoleChoice,
+        typer.Option(
+            "--role",
+            help="What the server does with prompts: prefill computes them and holds them for other "
+            "servers, decode reads them from there, as a router says in kv_transfer_params.",
+            rich_help_panel=PANEL,
+        ),
+    ] = RoleChoice.both
+    kv_transport: Annotated[
+        TransportChoice,
+        typer.Option(
+            "--kv-transport",
+            help="How keys and values move between the servers: tcp, or nixl, which needs the extra "
+            "'nixl'.",
+            rich_help_panel=PANEL,
+        ),
+    ] = TransportChoice.tcp
+    kv_host: Annotated[
+        str,
+        typer.Option(
+            "--kv-host",
+            help="Address at which decode servers reach this prefill server. The connection is not "
+            "encrypted: use a network of your own.",
+            rich_help_panel=PANEL,
+        ),
+    ] = DEFAULTS.host
+    kv_port: Annotated[
+        int,
+        typer.Option(
+            "--kv-port",
+            help="Port at which decode servers reach this prefill server; 0 chooses a free port.",
+            rich_help_panel=PANEL,
+        ),
+    ] = DEFAULTS.port
+    kv_peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kv-peer",
+            help="Host of a prefill server that this decode server may read from, written as its "
+            "--kv-host. Repeat it for several. Default: 127.0.0.1.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    kv_hold: Annotated[
+        float,
+        typer.Option(
+            "--kv-hold",
+            help="Time that a prefill server holds a prompt for a decode server, in seconds.",
+            rich_help_panel=PANEL,
+        ),
+    ] = DEFAULTS.hold_seconds
+    kv_timeout: Annotated[
+        float,
+        typer.Option(
+            "--kv-timeout",
+            help="Time limit for moving the keys and values of one prompt, in seconds.",
+            rich_help_panel=PANEL,
+        ),
+    ] = DEFAULTS.timeout_seconds
+
+    def applied_to(self, config: EngineConfig) -> EngineConfig:
+        """Return a configuration with these settings. Raises ValueError that names one."""
+        handover = HandoverConfig(
+            role=self.role.value,
+            transport=self.kv_transport.value,
+            host=self.kv_host,
+            port=self.kv_port,
+            peers=tuple(self.kv_peer or DEFAULTS.peers),
+            hold_seconds=self.kv_hold,
+            timeout_seconds=self.kv_timeout,
+        )
+        return msgspec.structs.replace(config, handover=handover)

@@ -1,0 +1,322 @@
+"""An engine with a role: it offers the prompts that it computes, or reads those of its requests.
+
+Promises: the answer is that of one engine, since the decode server's request is an ordinary one whose
+prompt is in the prefix cache up to its last token; if it was evicted meanwhile, it is computed. Slots
+that wait are bounded: those of offered prompts by number, by half of the cache and by time, those of
+prompts that are being read by half of the cache and by time.
+Does not know: how rows are moved, HTTP.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import msgspec
+
+from eyas.config import EngineInfo, HandoverConfig
+from eyas.constraint import Grammar
+from eyas.core import Delta, KVHandle, Request, RequestError
+from eyas.engine.engine import Engine
+from eyas.engine.handover.imports import Import, Importer
+from eyas.engine.handover.memory import SlotMemory, prompt_digest
+from eyas.engine.handover.messages import HandoverError
+from eyas.engine.handover.offers import Offer, Offers, OfferServer
+from eyas.engine.handover.transport import open_transport
+from eyas.grammar import OutputSpec
+from eyas.wire import EngineStats
+
+MAX_OFFERS = 256
+NO_ROOM = "the prefill server holds as many prompts as it can; try again in a moment"
+NOT_HELD = "the prompt could not be held for a decode server; try again in a moment"
+
+
+class HandoverEngine:
+    """An engine that offers or reads prompts, with the methods of the engine.
+
+    offers: the prompts that are held. config: its role is "prefill" or "decode". wake: called from
+    other threads when `step` has something to do. Raises ValueError if the model's prompts cannot be
+    moved, or the address of a prefill server cannot be used.
+    """
+
+    def __init__(
+        self, engine: Engine, config: HandoverConfig, wake: Callable[[], None] = lambda: None
+    ) -> None:
+        _check_model(engine)
+        self._engine = engine
+        self._cache = engine.cache
+        self._config = config
+        self._id = secrets.token_hex(8)
+        self._memory = SlotMemory(engine)
+        self._transport = open_transport(config.transport, self._memory, self._id)
+        self.offers = Offers()
+        self._offering: dict[str, Request] = {}
+        self._finishing: list[tuple[Delta, Request]] = []
+        self._waiting: deque[Import] = deque()
+        self._reading: dict[str, Import] = {}
+        self._ready: list[Delta] = []
+        self._can_start = False
+        self._server: OfferServer | None = None
+        self._importer: Importer | None = None
+        if config.role == "prefill":
+            self._server = OfferServer(config, self.offers, self._memory, self._transport, wake)
+        else:
+            self._importer = Importer(config, self._memory.layout, self._transport, wake)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    def check_request(self, request: Request) -> None:
+        """Raise RequestError if this engine can never serve the request."""
+        self._engine.check_request(_plain(request))
+        if request.offers_kv and self._server is None:
+            raise _wrong_role("do_remote_decode", "prefill")
+        if request.kv_handle is not None:
+            if self._importer is None:
+                raise _wrong_role("do_remote_prefill", "decode")
+            self._importer.check(request.kv_handle)
+
+    def compile(self, spec: OutputSpec) -> Future[Grammar]:
+        return self._engine.compile(spec)
+
+    def add(self, request: Request, grammar: Grammar | None = None) -> None:
+        """Accept a request, as `Engine.add`. Raises HandoverError if there is no room to offer its
+        prompt."""
+        self.check_request(request)
+        if request.kv_handle is not None:
+            digest = prompt_digest(request.prompt_token_ids)
+            self._waiting.append(Import(request, grammar, digest))
+            self._can_start = True
+            return
+        if request.offers_kv and not self._has_room(request):
+            raise HandoverError(NO_ROOM)
+        self._engine.add(_plain(request), grammar)
+        if request.offers_kv:
+            self._offering[request.id] = request
+
+    def abort(self, request_id: str) -> None:
+        """End a request now. An unknown id is not an error."""
+        self._waiting = deque(job for job in self._waiting if job.request.id != request_id)
+        if (job := self._reading.get(request_id)) is not None:
+            job.abort()
+        self._finishing = [pair for pair in self._finishing if pair[1].id != request_id]
+        self._offering.pop(request_id, None)
+        self._engine.abort(request_id)
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache but for what requests and offers hold."""
+        self._engine.forget_prefixes()
+
+    def step(self) -> list[Delta]:
+        """Run one step and return the deltas that became final."""
+        for offer in self.offers.take_ended():
+            self._cache.release(offer.lease, offer.tokens)
+        self._end_imports()
+        self._start_imports()
+        deltas: list[Delta] = []
+        if self._engine.has_work():
+            deltas = self._engine.step()
+            self._can_start = True
+        self._hold_back(deltas)
+        self._offer_finished()
+        ready, self._ready = self._ready, []
+        return ready
+
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to return."""
+        return bool(
+            self._engine.has_work()
+            or self._ready
+            or self._finishing
+            or (self._waiting and self._can_start)
+            or any(job.is_quiet for job in self._reading.values())
+            or self.offers.has_ended()
+        )
+
+    def stats(self) -> EngineStats:
+        """Return the counts and gauges for `/metrics`. Prompts that are read are waiting requests."""
+        stats = self._engine.stats()
+        stats.num_waiting += len(self._waiting) + len(self._reading)
+        stats.num_held_prompts = len(self.offers) + len(self._reading)
+        return stats
+
+    def check(self) -> None:
+        """Raise AssertionError if a cache slot is lost or held twice."""
+        self._engine.check()
+
+    def shutdown(self) -> None:
+        """Stop the threads, then the engine."""
+        if self._server is not None:
+            self._server.close()
+        if self._importer is not None:
+            for job in self._reading.values():
+                job.abort()
+            self._importer.close()
+        self._transport.close()
+        self._engine.shutdown()
+
+    def _has_room(self, request: Request) -> bool:
+        """Whether the prompt of a request can be held beside those that are."""
+        num_slots = self.offers.num_slots + len(request.prompt_token_ids)
+        is_alone = not len(self.offers)
+        return len(self.offers) < MAX_OFFERS and (
+            is_alone or num_slots <= self._cache.num_slots // 2
+        )
+
+    def _hold_back(self, deltas: list[Delta]) -> None:
+        """Keep the last deltas of requests that offer their prompts until those are held."""
+        for delta in deltas:
+            request = self._offering.get(delta.request_id)
+            if request is None or delta.finish_reason is None:
+                self._ready.append(delta)
+                continue
+            del self._offering[delta.request_id]
+            if delta.finish_reason in ("stop", "length"):
+                self._finishing.append((delta, request))
+            else:
+                self._ready.append(delta)
+
+    def _offer_finished(self) -> None:
+        """Hold the prompts of finished requests, as soon as their slots are shared."""
+        unheld: list[tuple[Delta, Request]] = []
+        for delta, request in self._finishing:
+            handle = self._hold(request) if self._has_room(request) else None
+            if handle is not None:
+                delta.kv_handle = handle
+                self._ready.append(delta)
+            elif self._engine.has_work():
+                unheld.append((delta, request))  # its slots return when the last flight lands
+            else:
+                self._ready.append(_failed(request, 0, HandoverError(NOT_HELD)))
+        self._finishing = unheld
+
+    def _hold(self, request: Request) -> KVHandle | None:
+        """Hold the slots of a prompt. Returns None if the prefix cache does not have all of it."""
+        tokens, server = request.prompt_token_ids, self._server
+        assert server is not None
+        lease = self._cache.admit(tokens, len(tokens), namespace=request.cache_salt)
+        if lease.num_stored < len(tokens) - 1:
+            self._cache.release(lease, tokens)
+            return None
+        slots = lease.slots[: lease.num_stored].copy()
+        stored = self._memory.settle()
+        offer = Offer(
+            lease,
+            tokens,
+            prompt_digest(tokens),
+            slots,
+            self._memory.num_made(slots),
+            stored,
+            time.monotonic() + self._config.hold_seconds,
+        )
+        key = secrets.token_hex(16)
+        self.offers.add(key, offer)
+        return KVHandle(engine_id=self._id, host=self._config.host, port=server.port, key=key)
+
+    def _start_imports(self) -> None:
+        """Reserve slots for waiting prompts and begin to read them, in order, as far as slots
+        suffice."""
+        while self._waiting and self._can_start:
+            if not self._start(self._waiting[0]):
+                self._can_start = False  # until a step or a reading has ended
+                return
+            self._waiting.popleft()
+
+    def _start(self, job: Import) -> bool:
+        """Reserve slots for what this engine does not have of a prompt, and begin to read it."""
+        request = job.request
+        tokens = request.prompt_token_ids
+        # Log-probabilities of a prompt come from rows that run here, so nothing is read.
+        is_read = request.params.prompt_logprobs is None
+        lease = self._cache.admit(tokens, len(tokens), namespace=request.cache_salt, share=is_read)
+        job.first = lease.num_stored if is_read else len(tokens) - 1
+        count = len(tokens) - 1 - job.first
+        num_reserved = sum(len(other.slots) for other in self._reading.values())
+        is_much = num_reserved and num_reserved + count > self._cache.num_slots // 2
+        if count and (is_much or count > self._cache.num_available):
+            self._cache.release(lease, tokens)
+            return False
+        job.lease = lease
+        if count:
+            job.slots = self._cache.reserve(lease, count)
+            job.free_at = self._memory.settle()
+        self._reading[request.id] = job
+        assert self._importer is not None
+        self._importer.start(job)
+        return True
+
+    def _end_imports(self) -> None:
+        """Share the prompts that were read, and let their requests run; end those of the others."""
+        for request_id, job in list(self._reading.items()):
+            if not job.is_quiet:
+                continue
+            del self._reading[request_id]
+            self._can_start = True
+            assert job.result is not None and job.lease is not None
+            error = job.result.exception()
+            num_made = 0 if error is not None else job.result.result().num_made
+            self._insert(job, num_made, is_read=error is None)
+            if job.is_aborted:
+                continue
+            try:
+                if error is not None:
+                    raise error
+                self._engine.add(_plain(job.request), job.grammar)
+            except Exception as failure:
+                self._ready += [
+                    _failed(job.request, index, failure) for index in range(job.request.params.n)
+                ]
+
+    def _insert(self, job: Import, num_made: int, *, is_read: bool) -> None:
+        """Share the slots of a prompt that was read; free them if it was not."""
+        lease, tokens = job.lease, job.request.prompt_token_ids
+        assert lease is not None
+        if len(job.slots):
+            self._cache.commit(lease, job.slots, job.slots if is_read else job.slots[:0])
+            if is_read:
+                self._memory.mark(job.slots, max(0, num_made - job.first))
+        self._cache.release(lease, tokens[:-1])
+
+
+def _plain(request: Request) -> Request:
+    """Return a request as an engine without a role takes it."""
+    return msgspec.structs.replace(request, offers_kv=False, kv_handle=None)
+
+
+def _failed(request: Request, index: int, failure: BaseException) -> Delta:
+    """Return the last delta of a choice whose prompt was not handed over."""
+    known = failure if isinstance(failure, RequestError) else HandoverError("the transfer failed")
+    return Delta(
+        request_id=request.id,
+        index=index,
+        finish_reason="error",
+        error=known.message,
+        param=known.param,
+        code=known.code,
+    )
+
+
+def _wrong_role(field: str, role: str) -> HandoverError:
+    return HandoverError(
+        f"{field} is for a server that was started with --role {role}", "kv_handle_invalid"
+    )
+
+
+def _check_model(engine: Engine) -> None:
+    """Raise ValueError if the prompts of this model cannot be moved."""
+    architecture = engine.info.architecture
+    if engine.table.states is not None:
+        raise ValueError(
+            f"handover.role: {architecture} has layers with a state per sequence, which cannot be "
+            "moved to another server yet; leave --role out"
+        )
+    if engine.runner.backend.windows is not None:
+        raise ValueError(
+            f"handover.role: {architecture} has layers with a window, whose slots cannot be moved to "
+            "another server yet; leave --role out, or give a --num-slots so small that all layers have "
+            "as many slots"
+        )

@@ -1,0 +1,125 @@
+"""Prompts that a decode server reads from a prefill server, on threads beside the engine's steps.
+
+Promises: a prompt that cannot be read ends with a `HandoverError`, after the time limit at the latest.
+Slots may return when `is_quiet`: nothing writes to them any more.
+Does not know: engines, which slots are used.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from eyas.cache.manager import Lease
+from eyas.config import HandoverConfig
+from eyas.constraint import Grammar
+from eyas.core import KVHandle, Request
+from eyas.engine.handover.messages import (
+    GRANT_BYTES,
+    Claim,
+    Denied,
+    Done,
+    Grant,
+    HandoverError,
+    Link,
+)
+from eyas.engine.handover.transport import Transport
+
+log = logging.getLogger(__name__)
+
+MAX_THREADS = 16
+
+
+@dataclass(slots=True, eq=False)
+class Import:
+    """A request whose prompt is read.
+
+    lease, slots: where the positions from `first` on get to, once they are reserved. free_at: event
+    after which the slots may be written. result: the grant.
+    """
+
+    request: Request
+    grammar: Grammar | None
+    digest: str
+    lease: Lease | None = None
+    slots: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    first: int = 0
+    free_at: torch.cuda.Event | None = None
+    result: Future[Grant] | None = None
+    link: Link | None = None
+    is_aborted: bool = False
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.result is not None and self.result.done()
+
+    def abort(self) -> None:
+        """End the reading, from any thread."""
+        self.is_aborted = True
+        if self.link is not None:
+            self.link.shut()
+
+
+class Importer:
+    """Reads prompts. layout: of the slots. wake: called when a reading has ended."""
+
+    def __init__(
+        self, config: HandoverConfig, layout: str, transport: Transport, wake: Callable[[], None]
+    ) -> None:
+        self._config = config
+        self._layout = layout
+        self._transport = transport
+        self._wake = wake
+        self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="kv-imports")
+
+    def check(self, handle: KVHandle) -> None:
+        """Raise HandoverError if prompts of this server are not read."""
+        if handle.host not in self._config.peers:
+            raise HandoverError(
+                f"remote_host {handle.host[:100]!r} is no prefill server of this one; start it with "
+                "--kv-peer to read from there",
+                "kv_handle_invalid",
+            )
+
+    def start(self, job: Import) -> None:
+        """Begin to read."""
+        job.result = self._pool.submit(self._read, job)
+        job.result.add_done_callback(lambda _: self._wake())
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, job: Import) -> Grant:
+        handle = job.request.kv_handle
+        assert handle is not None
+        try:
+            if job.free_at is not None:
+                job.free_at.synchronize()
+            address = (handle.host, handle.port)
+            with socket.create_connection(address, self._config.timeout_seconds) as connection:
+                job.link = Link(connection, self._config.timeout_seconds, GRANT_BYTES)
+                if job.is_aborted:
+                    raise OSError("the request was ended")
+                return self._converse(job, job.link, handle.key)
+        except (OSError, OverflowError) as error:
+            log.warning("the prompt of request %s was not read: %s", job.request.id, error)
+            raise HandoverError(
+                "the prompt could not be read from the prefill server; send the request to it again"
+            ) from error
+
+    def _converse(self, job: Import, link: Link, key: str) -> Grant:
+        link.send(Claim(key, job.digest, self._layout, self._transport.name, job.first))
+        answer = link.receive()
+        if isinstance(answer, Denied):
+            raise HandoverError(answer.reason, answer.code)
+        if not isinstance(answer, Grant):
+            raise OSError("a claim was not answered")
+        self._transport.take(link, answer.description, job.slots)
+        link.send(Done())
+        return answer

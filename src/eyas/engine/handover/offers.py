@@ -1,0 +1,217 @@
+"""Prompts that a prefill server holds for decode servers, and the threads that hand them over.
+
+Promises: a prompt is held until it was handed over or its time is over, and not while somebody reads
+it for longer than a transfer may take; the number of prompts and of connections is bounded. A key that
+is not known, another prompt and another layout are denied with a reason.
+Does not know: engines, how slots become free.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from eyas.cache.manager import Lease
+from eyas.config import HandoverConfig
+from eyas.engine.handover.memory import SlotMemory
+from eyas.engine.handover.messages import (
+    CLAIM_BYTES,
+    Claim,
+    Denied,
+    Done,
+    Grant,
+    HandoverCode,
+    HandoverError,
+    Link,
+)
+from eyas.engine.handover.transport import Transport
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 64
+
+
+@dataclass(slots=True, eq=False)
+class Offer:
+    """A held prompt.
+
+    lease: locks its slots. slots: of its positions but the last, whose root the decode server runs.
+    num_made: leading positions with rows of the drafting network. stored: when the slots hold all.
+    num_readers: conversations that read it. is_over: handed over.
+    """
+
+    lease: Lease
+    tokens: list[int]
+    digest: str
+    slots: np.ndarray
+    num_made: int
+    stored: torch.cuda.Event | None
+    expires_at: float
+    num_readers: int = 0
+    is_over: bool = False
+
+
+class Offers:
+    """The held prompts, by key. Can be used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_key: dict[str, Offer] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    @property
+    def num_slots(self) -> int:
+        with self._lock:
+            return sum(len(offer.slots) for offer in self._by_key.values())
+
+    def add(self, key: str, offer: Offer) -> None:
+        with self._lock:
+            self._by_key[key] = offer
+
+    def begin(self, key: str) -> Offer | None:
+        """Return a held prompt, which stays held until `end`; None if there is none."""
+        with self._lock:
+            offer = self._by_key.get(key)
+            if offer is None or offer.is_over or offer.expires_at < time.monotonic():
+                return None
+            offer.num_readers += 1
+            return offer
+
+    def end(self, offer: Offer, *, is_over: bool) -> None:
+        """Undo one `begin`. is_over: whether the prompt need not be held any longer."""
+        with self._lock:
+            offer.num_readers -= 1
+            offer.is_over |= is_over
+
+    def has_ended(self) -> bool:
+        """Whether `take_ended` would return any."""
+        now = time.monotonic()
+        with self._lock:
+            return any(_has_ended(offer, now) for offer in self._by_key.values())
+
+    def take_ended(self, *, all_of_them: bool = False) -> list[Offer]:
+        """Remove and return the prompts that need not be held any longer."""
+        now = time.monotonic()
+        with self._lock:
+            keys = [k for k, offer in self._by_key.items() if all_of_them or _has_ended(offer, now)]
+            return [self._by_key.pop(key) for key in keys]
+
+
+def _has_ended(offer: Offer, now: float) -> bool:
+    return not offer.num_readers and (offer.is_over or offer.expires_at < now)
+
+
+class OfferServer:
+    """Listens for decode servers and hands prompts over.
+
+    wake: called when a prompt was handed over. Raises ValueError if the address cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: HandoverConfig,
+        offers: Offers,
+        memory: SlotMemory,
+        transport: Transport,
+        wake: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._offers = offers
+        self._memory = memory
+        self._transport = transport
+        self._wake = wake
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._is_closing = False
+        try:
+            self._listener = socket.create_server((config.host, config.port), backlog=64)
+        except (OSError, OverflowError) as error:
+            raise ValueError(
+                f"handover.host: cannot listen on {config.host} port {config.port}: {error}; choose "
+                "an address of this machine and a free port"
+            ) from error
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name="kv-offers", daemon=True).start()
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._is_closing:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if not self._is_closing:
+                    time.sleep(0.1)  # no descriptor is left
+                continue
+            if self._free.acquire(blocking=False):
+                threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
+
+    def _converse(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                self._hand_over(Link(connection, self._config.timeout_seconds, CLAIM_BYTES))
+        except OSError as error:
+            log.warning("a prompt was not handed over: %s", error)
+        except Exception:
+            log.exception("a prompt was not handed over")
+        finally:
+            self._free.release()
+
+    def _hand_over(self, link: Link) -> None:
+        claim = link.receive()
+        if not isinstance(claim, Claim):
+            raise OSError("a conversation that does not begin with a claim")
+        offer = self._offers.begin(claim.key)
+        is_over = False
+        try:
+            try:
+                checked = self._checked(claim, offer)
+            except HandoverError as error:
+                link.send(Denied(error.reason, error.handover_code))
+                return
+            if checked.stored is not None:
+                checked.stored.synchronize()
+            slots = checked.slots[claim.first :]
+            link.send(Grant(checked.num_made, self._transport.describe(slots)))
+            self._transport.give(link, slots)
+            is_over = isinstance(link.receive(), Done)
+        finally:
+            if offer is not None:
+                self._offers.end(offer, is_over=is_over)
+                self._wake()
+
+    def _checked(self, claim: Claim, offer: Offer | None) -> Offer:
+        """Return the prompt that is claimed. Raises HandoverError if it cannot be handed over."""
+        invalid: HandoverCode = "kv_handle_invalid"
+        if claim.layout != self._memory.layout:
+            raise HandoverError(
+                "the two servers store prompts in different ways; start both with the same model, "
+                "number formats and drafter",
+                invalid,
+            )
+        if claim.transport != self._transport.name:
+            raise HandoverError(
+                f"the prefill server moves prompts by {self._transport.name}, this one by "
+                f"{claim.transport}; start both with the same --kv-transport",
+                invalid,
+            )
+        if offer is None:
+            raise HandoverError(
+                "the prefill server does not hold this prompt (any more); send the request to it again",
+                invalid,
+            )
+        if claim.prompt != offer.digest or not 0 <= claim.first <= len(offer.slots):
+            raise HandoverError("the handle is of another prompt than the request's", invalid)
+        return offer

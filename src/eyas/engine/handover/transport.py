@@ -1,0 +1,101 @@
+"""How the rows of a prompt get from the slots of one engine to those of another.
+
+Promises: `take` returns when all rows are in their slots, and raises OSError if they cannot be. When it
+has returned or raised, nothing writes to the slots any more.
+Does not know: prompts, handles, who holds what how long.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from eyas.engine.handover.memory import SlotMemory, runs_of
+from eyas.engine.handover.messages import Link
+
+PIECE_BYTES = 4 * 2**20
+"""Most bytes that are sent at a time, so that deadlines are kept."""
+
+
+class Transport(Protocol):
+    """A way to move rows. name: that of the setting."""
+
+    name: str
+
+    def describe(self, slots: np.ndarray) -> bytes:
+        """Return what the other side needs to take the rows of these slots."""
+        ...
+
+    def give(self, link: Link, slots: np.ndarray) -> None:
+        """Move the rows of these slots, as far as it is this side that moves them."""
+        ...
+
+    def take(self, link: Link, description: bytes, slots: np.ndarray) -> None:
+        """Move the rows that the other side described to these slots, which are as many."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TcpTransport:
+    """Rows as bytes on the connection of the conversation: tensor by tensor, in order of position.
+
+    On a CPU they are sent from the cache and received into it, without a copy; on a GPU they go through
+    host memory, on a stream of their own.
+    """
+
+    name = "tcp"
+
+    def __init__(self, memory: SlotMemory) -> None:
+        self._memory = memory
+        self._is_host = memory.device.type == "cpu"
+
+    def describe(self, slots: np.ndarray) -> bytes:
+        return b""
+
+    def give(self, link: Link, slots: np.ndarray) -> None:
+        with self._own_stream():
+            for piece_TX in self._pieces(slots):
+                link.send_bytes(_bytes_of(piece_TX if self._is_host else piece_TX.cpu()))
+
+    def take(self, link: Link, description: bytes, slots: np.ndarray) -> None:
+        with self._own_stream():
+            for piece_TX in self._pieces(slots):
+                host_TX = piece_TX if self._is_host else torch.empty_like(piece_TX, device="cpu")
+                link.receive_into(_bytes_of(host_TX))
+                if not self._is_host:
+                    piece_TX.copy_(host_TX)
+            if not self._is_host:
+                torch.cuda.current_stream(self._memory.device).synchronize()
+
+    def close(self) -> None:
+        return None
+
+    def _own_stream(self) -> torch.cuda.StreamContext:
+        stream = None if self._is_host else torch.cuda.Stream(self._memory.device)
+        return torch.cuda.stream(stream)  # pyrefly: ignore
+
+    def _pieces(self, slots: np.ndarray):
+        """Yield the rows of slots in order, a part of a contiguous run at a time."""
+        runs = list(runs_of(slots))
+        for rows_SX in self._memory.rows_SX:
+            most = max(1, PIECE_BYTES // rows_SX.shape[1])
+            for _, first, count in runs:
+                for start in range(first, first + count, most):
+                    yield rows_SX[start : min(start + most, first + count)]
+
+
+def _bytes_of(rows_TX: torch.Tensor) -> memoryview:
+    return rows_TX.view(-1).numpy().data
+
+
+def open_transport(name: str, memory: SlotMemory, agent: str) -> Transport:
+    """Return the transport that a setting names. agent: a name that no other engine has. Raises
+    ValueError if it cannot be used here."""
+    if name == "tcp":
+        return TcpTransport(memory)
+    from eyas.engine.handover.nixl import NixlTransport
+
+    return NixlTransport(memory, agent)

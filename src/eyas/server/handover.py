@@ -1,0 +1,108 @@
+"""kv_transfer_params: the fields by which a router lets one server compute a prompt and another one
+continue it, as vLLM's routers send them.
+
+The router sends a request to a prefill server with {"do_remote_decode": true}. The answer's
+kv_transfer_params, unchanged, go with the same request to a decode server.
+
+Promises: a field with a value that cannot be served is a RequestError that names it; fields that are
+not read are ignored, since routers add their own. Does not know: engines, where keys and values are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from eyas.core import KVHandle, Request, RequestError
+from eyas.server.formats import ChoiceOutput
+from eyas.server.request_models import ChatBody, CompletionFields
+
+FIELD = "kv_transfer_params"
+MAX_HOST_CHARS, MAX_KEY_CHARS = 255, 64
+
+Body = TypeVar("Body", bound=CompletionFields)
+
+
+def prompt_alone(body: Body) -> Body:
+    """Return the request that computes the prompt of a request for a decode server: for one choice of
+    one token. Other requests stay as they are."""
+    if not _flag(body, "do_remote_decode"):
+        return body
+    if body.stream:
+        raise _error(f"{FIELD}: do_remote_decode is not for stream: true")
+    changes: dict[str, Any] = {"n": 1, "max_tokens": 1, "min_tokens": None}
+    if isinstance(body, ChatBody):
+        changes["max_completion_tokens"] = None
+    return body.model_copy(update=changes)
+
+
+def hand_over(body: CompletionFields, requests: Sequence[Request]) -> None:
+    """Let requests offer their prompts, or take them over, as the body says."""
+    offers, takes = _flag(body, "do_remote_decode"), _flag(body, "do_remote_prefill")
+    if not (offers or takes):
+        return
+    if offers and takes:
+        raise _error(f"{FIELD}: give either do_remote_decode or do_remote_prefill")
+    if len(requests) > 1:
+        raise _error(f"{FIELD}: is for one prompt; send a request for each")
+    request = requests[0]
+    request.offers_kv = offers
+    if takes:
+        assert body.kv_transfer_params is not None
+        request.kv_handle = _handle(body.kv_transfer_params)
+
+
+def transfer_fields(choices: Sequence[ChoiceOutput]) -> dict[str, Any]:
+    """Return what an answer says of a prompt that is held for a decode server; nothing of others.
+
+    remote_request_id is the key by which the prompt is found. remote_block_ids says nothing, but some
+    routers take an answer without it for one without a prompt.
+    """
+    last = choices[0].last
+    handle = None if last is None else last.kv_handle
+    if handle is None:
+        return {}
+    fields = {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": handle.engine_id,
+        "remote_host": handle.host,
+        "remote_port": handle.port,
+        "remote_request_id": handle.key,
+        "remote_block_ids": [0],
+    }
+    return {FIELD: fields}
+
+
+def _flag(body: CompletionFields, name: str) -> bool:
+    value = (body.kv_transfer_params or {}).get(name)
+    if value is not None and not isinstance(value, bool):
+        raise _error(f"{FIELD}: {name} must be true or false")
+    return bool(value)
+
+
+def _handle(fields: dict[str, Any]) -> KVHandle:
+    """Return the handle of the prompt that a decode server is to take over."""
+    port = fields.get("remote_port")
+    if type(port) is not int or not 0 < port < 65536:
+        raise _error(f"{FIELD}: remote_port must be a port of the prefill server")
+    texts = {
+        name: fields.get(name) for name in ("remote_engine_id", "remote_host", "remote_request_id")
+    }
+    for name, text in texts.items():
+        limit = MAX_HOST_CHARS if name == "remote_host" else MAX_KEY_CHARS
+        if not isinstance(text, str) or not 0 < len(text) <= limit:
+            raise _error(
+                f"{FIELD}: {name} must be a text of at most {limit} characters; send the "
+                "kv_transfer_params of the prefill server's answer unchanged"
+            )
+    return KVHandle(
+        engine_id=str(texts["remote_engine_id"]),
+        host=str(texts["remote_host"]),
+        port=port,
+        key=str(texts["remote_request_id"]),
+    )
+
+
+def _error(message: str) -> RequestError:
+    return RequestError(message, param=FIELD)

@@ -1,0 +1,254 @@
+"""Prompts handed over between two engines: handles that are wrong, sides that die, links that stall.
+No slot is lost, and requests that have nothing to do with it go on."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+import pytest
+
+from eyas.config import CacheConfig, EngineConfig, HandoverConfig
+from eyas.core import KVHandle, Request, RequestError, SamplingParams
+from eyas.draft import RootDrafter
+from eyas.engine.handover import HandoverEngine
+from eyas.engine.handover import engine as handover
+from eyas.engine.handover.memory import runs_of
+from eyas.engine.handover.messages import CLAIM_BYTES, Claim, Done, Grant, Link
+from tests.laws.cases import assert_same
+from tests.laws.pairs import Pair, new_pair
+from tests.laws.test_drafter_law import _grid_answers, _grid_case
+from tests.laws.world import IN_WINDOWS, Setting, new_engine, run
+
+SETTING = Setting(max_model_len=64, num_slots=512)
+PROMPT = [97, 101, 116, 32, 49, 50, 97, 98, 99, 110, 111, 101]
+HAS_NIXL = importlib.util.find_spec("nixl") is not None
+
+
+def asked(name: str = "r", prompt: list[int] = PROMPT, **fields: object) -> Request:
+    params = SamplingParams(temperature=0, max_tokens=5, seed=1, **fields)  # type: ignore[arg-type]
+    return Request(id=name, prompt_token_ids=prompt, params=params)
+
+
+def root(_: Setting) -> RootDrafter:
+    return RootDrafter()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with new_pair(SETTING, root) as made:
+        yield made
+        made.decode.settle()
+
+
+def ended(pair: Pair, request: Request) -> tuple[str | None, str | None]:
+    """The code and the text with which a request ends on the decode engine."""
+    answers, (last, *_) = pair.decode.run([request])
+    assert answers[request.id, 0].token_ids == [] and last.finish_reason == "error"
+    pair.decode.settle()
+    return last.code, last.error
+
+
+def test_an_unknown_key_and_one_that_was_used_are_refused(pair: Pair) -> None:
+    request = pair.taking(asked())
+    pair.decode.run([request])
+    code, error = ended(pair, msgspec.structs.replace(request, id="again"))
+    assert code == "kv_handle_invalid" and error is not None and "does not hold" in error
+    pair.prefill.settle()
+
+
+def test_a_handle_of_another_prompt_is_refused_and_stays_good(pair: Pair) -> None:
+    handle = pair.offer(asked())
+    wrong = asked("other", [*PROMPT[:-2], 97, 97])
+    code, error = ended(pair, msgspec.structs.replace(wrong, kv_handle=handle))
+    assert code == "kv_handle_invalid" and error is not None and "another prompt" in error
+    right = asked(logprobs=2)
+    answers, _ = pair.decode.run([msgspec.structs.replace(right, kv_handle=handle)])
+    assert answers == run(new_engine(SETTING), [right])
+    pair.prefill.settle()
+
+
+def test_a_prompt_of_one_token_and_log_probabilities_of_the_prompt_move_nothing(pair: Pair) -> None:
+    for request in (asked("one", [97]), asked("scored", prompt_logprobs=1)):
+        answers, (last,) = pair.decode.run([pair.taking(request)])
+        assert answers[request.id, 0].error is None and last.usage is not None
+        assert (answers[request.id, 0].prompt_logprobs is None) == (request.id == "one")
+    pair.prefill.settle()
+
+
+def test_only_known_hosts_are_read_from_and_roles_are_kept(pair: Pair) -> None:
+    handle = KVHandle(engine_id="x", host="10.0.0.1", port=1, key="x")
+    with pytest.raises(RequestError, match="--kv-peer"):
+        pair.decode.engine.add(msgspec.structs.replace(asked(), kv_handle=handle))
+    with pytest.raises(RequestError, match="--role decode"):
+        pair.prefill.engine.add(msgspec.structs.replace(asked(), kv_handle=handle))
+    with pytest.raises(RequestError, match="--role prefill"):
+        pair.decode.engine.add(msgspec.structs.replace(asked(), offers_kv=True))
+
+
+def test_another_model_is_refused() -> None:
+    with new_pair(SETTING, root) as pair:
+        assert pair.prefill.engine._server is not None
+        pair.prefill.engine._server._memory.layout = "another"
+        code, error = ended(pair, pair.taking(asked()))
+        assert code == "kv_handle_invalid" and error is not None and "same model" in error
+
+
+def test_a_prompt_that_nobody_fetches_is_freed() -> None:
+    with new_pair(SETTING, root, hold_seconds=0.2) as pair:
+        request = pair.taking(asked())
+        pair.prefill.settle()  # when its time is over
+        assert ended(pair, request)[0] == "kv_handle_invalid"
+
+
+def test_prompts_are_held_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "MAX_OFFERS", 2)
+    with new_pair(SETTING, root) as pair:
+        requests = [pair.taking(asked("a")), pair.taking(asked("b"))]
+        with pytest.raises(RequestError, match="as many prompts as it can") as error:
+            pair.offer(asked("c"))
+        assert error.value.code == "kv_unavailable"
+        pair.decode.run(requests)
+        pair.prefill.settle()
+        pair.offer(asked("c"))
+
+
+@contextmanager
+def listening(talk: Callable[[Link, socket.socket], None]) -> Iterator[KVHandle]:
+    """A prefill server that is broken in its own way, for one conversation."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                link = Link(connection, 60, CLAIM_BYTES)
+                assert isinstance(link.receive(), Claim)
+                talk(link, connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield KVHandle(engine_id="x", host="127.0.0.1", port=listener.getsockname()[1], key="x")
+        thread.join(60)
+
+
+def dies(link: Link, connection: socket.socket) -> None:
+    link.send(Grant(0))
+    link.send_bytes(memoryview(bytes(100)))
+
+
+def babbles(link: Link, connection: socket.socket) -> None:
+    link.send_bytes(memoryview(b"\xff" * 64))
+
+
+def says_done(link: Link, connection: socket.socket) -> None:
+    link.send(Done())
+
+
+@pytest.mark.parametrize("talk", [dies, babbles, says_done])
+def test_a_prefill_server_that_fails_ends_the_request_and_no_other(
+    pair: Pair, talk: Callable[[Link, socket.socket], None]
+) -> None:
+    with listening(talk) as handle:
+        lost = msgspec.structs.replace(asked("lost", PROMPT[::-1]), kv_handle=handle)
+        answers, _ = pair.decode.run([lost, asked("other")])
+    assert answers["lost", 0].error is not None and answers["other", 0].finish_reason == "length"
+    pair.decode.settle()
+
+
+def test_others_go_on_while_a_link_is_slow_and_its_end_can_be_told(pair: Pair) -> None:
+    go_on = threading.Event()
+    with listening(lambda link, connection: (go_on.wait(60), None)[1]) as handle:
+        slow = msgspec.structs.replace(asked("slow", PROMPT[::-1]), kv_handle=handle)
+        pair.decode.engine.add(slow)
+        answers, _ = pair.decode.run([asked("other")])  # while the other one waits
+        assert answers["other", 0].finish_reason == "length"
+        assert pair.decode.engine.stats().num_waiting == 1
+        pair.decode.engine.abort("slow")
+        pair.decode.woken.wait(60)
+        go_on.set()
+    while pair.decode.engine._reading:
+        pair.decode.engine.step()
+    pair.decode.settle()
+
+
+def test_a_decode_server_that_dies_leaves_the_prompt_to_another(pair: Pair) -> None:
+    handle = pair.offer(asked())
+    with socket.create_connection((handle.host, handle.port)) as connection:
+        connection.sendall(b"\x10\x00\x00\x00half")  # a claim that never comes
+    with socket.create_connection((handle.host, handle.port)) as connection:
+        connection.sendall(b"\xff\xff\xff\xff")  # a message of 4 GiB
+        assert connection.recv(1) == b""
+    answers, _ = pair.decode.run([msgspec.structs.replace(asked(), kv_handle=handle)])
+    assert answers["r", 0].finish_reason == "length"
+    pair.prefill.settle()
+
+
+def test_no_server_there_is_told() -> None:
+    with new_pair(SETTING, root) as pair:
+        request = pair.taking(asked())
+        assert pair.prefill.engine._server is not None
+        pair.prefill.engine._server.close()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        assert request.kv_handle is not None
+        nobody = msgspec.structs.replace(request.kv_handle, port=port)
+        code, error = ended(pair, msgspec.structs.replace(request, kv_handle=nobody))
+        assert code == "kv_unavailable" and error is not None and "again" in error
+
+
+def test_runs_cover_slots_in_order() -> None:
+    slots = np.array([5, 6, 7, 2, 3, 9])
+    assert list(runs_of(slots)) == [(0, 5, 3), (3, 2, 2), (5, 9, 1)]
+    assert list(runs_of(slots[:0])) == []
+
+
+def test_models_whose_prompts_cannot_be_moved_are_refused_by_name() -> None:
+    for layers in ("state", IN_WINDOWS):
+        engine = new_engine(Setting(layers=layers, max_model_len=64))
+        with pytest.raises(ValueError, match=r"handover\.role: Qwen3ForCausalLM has layers"):
+            HandoverEngine(engine, HandoverConfig(role="decode"))
+
+
+def test_settings_that_cannot_be_used_are_refused() -> None:
+    prefill = HandoverConfig(role="prefill")
+    with pytest.raises(ValueError, match=r"handover\.role: 'prefill' keeps prompts in the prefix"):
+        EngineConfig(handover=prefill, cache=CacheConfig(prefix_cache=False))
+    with pytest.raises(ValueError, match=r"handover\.host"):
+        EngineConfig(handover=msgspec.structs.replace(prefill, host="0.0.0.0"))
+    with pytest.raises(ValueError, match=r"handover\.role: one of both, prefill, decode"):
+        EngineConfig(handover=HandoverConfig(role="other"))  # type: ignore[arg-type]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = msgspec.structs.replace(prefill, port=listener.getsockname()[1])
+        with pytest.raises(ValueError, match=r"handover\.host: cannot listen"):
+            HandoverEngine(new_engine(SETTING), taken)
+
+
+@pytest.mark.skipif(HAS_NIXL, reason="NIXL is there")
+def test_a_missing_library_is_named() -> None:
+    with pytest.raises(ValueError, match=r"eyas\[nixl\]"):
+        HandoverEngine(new_engine(SETTING), HandoverConfig(role="decode", transport="nixl"))
+
+
+@pytest.mark.skipif(not HAS_NIXL, reason="needs eyas[nixl]")
+@pytest.mark.parametrize("drafter", ["root", "eagle tree"])
+def test_nixl_moves_the_same_bits(drafter: str) -> None:
+    from dataclasses import replace
+
+    from tests.laws.cases import new_drafter
+
+    case = _grid_case(drafter, flights=1)
+    expected, known = _grid_answers()
+
+    def new(setting: Setting):
+        return new_drafter(replace(case, setting=setting), known)
+
+    with new_pair(case.setting, new, transport="nixl") as pair:
+        answers, _ = pair.decode.run([pair.taking(request) for request in case.requests])
+        assert_same(answers, expected)
+        pair.prefill.settle()
+        pair.decode.settle()

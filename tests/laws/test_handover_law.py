@@ -1,0 +1,101 @@
+"""The handover law: a prompt that one engine computed and another one continues gives the answer of
+one engine, bit for bit, with every drafter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, seed, settings
+
+from eyas.core import Request, SamplingParams
+from tests.laws.cases import (
+    MAX_LENGTH,
+    Case,
+    assert_same,
+    cases,
+    new_drafter,
+    root_answers,
+    walk_text,
+)
+from tests.laws.pairs import Pair, Side, new_pair
+from tests.laws.test_drafter_law import THOROUGH, _grid_answers, _grid_case
+from tests.laws.world import Answers, Setting, dtypes, new_engine, run
+from tests.thorough import drawn
+
+DRAFTERS = ("root", "ngram", "eagle tree", "eagle3 chain", "mtp chain", "same model", "forced")
+MORE = ("blend with a head", "paced head", "forced with a paced head", "other model tree")
+
+
+def run_pair(case: Case, pair: Pair) -> Answers:
+    arrivals: dict[int, list[Request]] = {}
+    for request, step in zip(case.requests, case.arrivals, strict=True):
+        arrivals.setdefault(step, []).append(pair.taking(request))
+    answers, _ = pair.decode.run((), arrivals)
+    return answers
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_pair_answers_as_one_engine(drafter: str) -> None:
+    """A batch of everything, with little room where it decodes; then again, with prefix hits on both
+    sides."""
+    case = _grid_case(drafter, flights=1)
+    expected, known = _grid_answers()
+    with new_pair(
+        case.setting, lambda setting: new_drafter(replace(case, setting=setting), known)
+    ) as pair:
+        for _ in range(case.rounds):
+            assert_same(run_pair(case, pair), expected)
+        pair.prefill.settle()
+        pair.decode.settle()
+        assert pair.decode.inner.stats().num_preemptions
+
+
+@seed(26)
+@settings(THOROUGH, max_examples=drawn(8, 60))
+@given(case=cases(dtypes()[0], (*DRAFTERS, *MORE)))
+def test_drawn_cases_answer_as_one_engine(case: Case) -> None:
+    case = replace(case, setting=replace(case.setting, prefix_cache=True))
+    expected, known = root_answers(case)
+    with new_pair(
+        case.setting, lambda setting: new_drafter(replace(case, setting=setting), known)
+    ) as pair:
+        for _ in range(case.rounds):
+            assert_same(run_pair(case, pair), expected)
+
+
+@pytest.mark.parametrize("drafter", ["eagle3 tree", "mtp chain", "same model tree"])
+def test_a_drafting_network_continues_where_it_was(drafter: str) -> None:
+    """Its rows and what it reads of the target move along: as many drafts are accepted as in one
+    engine."""
+    setting = Setting(max_model_len=MAX_LENGTH)
+    request = Request(
+        id="r",
+        prompt_token_ids=walk_text(97, 40, [0, 0, 1]),
+        params=SamplingParams(temperature=0.7, max_tokens=30, seed=4),
+    )
+    case = Case(drafter, 5, (request,), (0,), setting)
+    engine = new_engine(setting, new_drafter(case, {}))
+    run(engine, [request])
+    alone = run(engine, [request])["r", 0]  # its prompt is in the cache
+    with new_pair(setting, lambda chosen: new_drafter(replace(case, setting=chosen), {})) as pair:
+        answers, _ = pair.decode.run([pair.taking(request)])
+        features = [read_features(side, request) for side in (pair.prefill, pair.decode)]
+    paired = answers["r", 0]
+    assert paired == alone and alone.usage is not None and paired.usage is not None
+    assert alone.usage.num_accepted_tokens > 5
+    assert paired.usage.num_accepted_tokens == alone.usage.num_accepted_tokens
+    assert paired.usage.num_cached_tokens == len(request.prompt_token_ids) - 1
+    if features[0] is not None and features[1] is not None:
+        assert features[0].any() and torch.equal(*features)
+
+
+def read_features(side: Side, request: Request) -> torch.Tensor | None:
+    """What the drafting network reads of the target at the positions of a stored prompt."""
+    tokens, rows = request.prompt_token_ids, side.inner.drafter.prefix_rows
+    lease = side.inner.cache.admit(tokens, len(tokens))
+    slots = lease.slots[: lease.num_stored].copy()
+    side.inner.cache.release(lease, tokens)
+    assert rows is not None and len(slots) == len(tokens) - 1
+    return rows.network.recall(torch.from_numpy(slots))
