@@ -293,6 +293,15 @@ def assistant(*blocks: Any) -> dict[str, Any]:
             },
             "messages[1]",
         ),
+        (
+            assistant(*[{"type": "tool_use", "id": "c", "name": "f", "input": {}}] * 513),
+            "messages[1].content",
+        ),
+        (
+            user(*[{"type": "tool_result", "tool_use_id": "c"}] * 4096),
+            "messages",
+        ),
+        ({"chat_template_kwargs": {str(key): 1 for key in range(31)}}, "chat_template_kwargs"),
         ({"system": 5}, "system"),
         ({"system": [IMAGE]}, "system[0]"),
         ({"max_tokens": None}, "max_tokens"),

@@ -310,6 +310,15 @@ for _ in range(200):
         ({"input": None}, "input", "null"),
         ({"input": []}, "input", "[]"),
         ({"input": [5]}, "input[0]", "5"),
+        ({"input": [{"type": "reasoning"}]}, "input", None),
+        (
+            {
+                "input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": ""}]
+                * 513
+            },
+            "input[0]",
+            None,
+        ),
         ({"input": DEEP}, "input[0]", None),
         ({"input": [{"type": "web_search_call"}]}, "input[0]", '{"type": "web_search_call"}'),
         ({"input": [{"type": ["x"]}]}, "input[0]", '{"type": ["x"]}'),

@@ -16,7 +16,7 @@ from eyas.core import RequestError
 from eyas.server.chat import PreparedChat, prepare_chat
 from eyas.server.error_context import Rename, renamed
 from eyas.server.errors import ApiError
-from eyas.server.request_models import ChatBody, Message
+from eyas.server.request_models import MAX_MESSAGES, MAX_TOOLS, ChatBody, Message, ToolCall
 from eyas.server.text_processor import TextProcessor
 
 _MESSAGE_PATH = re.compile(r"messages\[([0-9]+)\](?:(\.content)((?:\[|\.).*)?)?.*", re.DOTALL)
@@ -32,6 +32,30 @@ class PlacedMessage:
     message: Message
     path: str
     content_path: str
+
+
+def check_conversation(messages: Sequence[PlacedMessage], path: str) -> None:
+    """Raise RequestError for a number of messages that a chat does not take.
+
+    path: of the field that they came from. One message less than in a chat: instructions are another.
+    """
+    if not 0 < len(messages) < MAX_MESSAGES:
+        raise RequestError(
+            f"{path}: makes a conversation of {len(messages)} messages; there must be at least 1 and "
+            f"at most {MAX_MESSAGES - 1}",
+            param=path,
+        )
+
+
+def checked_calls(calls: list[ToolCall], path: str) -> list[ToolCall] | None:
+    """Return the calls of a message, or None if there are none. RequestError if they are more than a
+    chat takes. path: of the message."""
+    if len(calls) > MAX_TOOLS:
+        raise RequestError(
+            f"{path}: makes a message with {len(calls)} tool calls; at most {MAX_TOOLS} are read",
+            param=path,
+        )
+    return calls or None
 
 
 def prepare_converted_chat(

@@ -12,12 +12,11 @@ from typing import Any
 from eyas.core import RequestError
 from eyas.server.chat import PreparedChat
 from eyas.server.codes import Code
-from eyas.server.converted_chat import PlacedMessage, prepare_converted_chat
+from eyas.server.converted_chat import PlacedMessage, check_conversation, prepare_converted_chat
 from eyas.server.error_context import by_prefix
 from eyas.server.messages_input import placed_text, placed_turns
 from eyas.server.messages_models import CountTokensBody, MessagesBody, Thinking, ToolChoice
 from eyas.server.request_models import (
-    MAX_MESSAGES,
     ChatBody,
     ConstraintFields,
     Function,
@@ -71,12 +70,7 @@ def prepare_messages(
     """
     _check(body)
     messages = placed_turns(body.messages)
-    if not 0 < len(messages) < MAX_MESSAGES:
-        raise RequestError(
-            f"messages: make {len(messages)} messages and results of tools; there must be at least "
-            f"one, and fewer than {MAX_MESSAGES}",
-            param="messages",
-        )
+    check_conversation(messages, "messages")
     if messages[-1].message.tool_calls:
         path = messages[-1].path
         raise RequestError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from eyas.server.converted_chat import PlacedMessage
+from eyas.server.converted_chat import PlacedMessage, checked_calls
 from eyas.server.messages_models import (
     AssistantBlock,
     AssistantTurn,
@@ -27,7 +27,7 @@ from eyas.server.request_models import FunctionCall, Message, ToolCall
 
 
 def placed_turns(turns: Sequence[Turn]) -> list[PlacedMessage]:
-    """Return the messages of the turns."""
+    """Return the messages of the turns. RequestError names a turn that cannot be read."""
     messages: list[PlacedMessage] = []
     for index, turn in enumerate(turns):
         path = f"messages[{index}]"
@@ -78,7 +78,7 @@ def _of_assistant(turn: AssistantTurn, path: str) -> list[PlacedMessage]:
         if parts[-1] and _order(block) < _order(parts[-1][-1]):
             parts.append([])
         parts[-1].append(block)
-    messages = map(_answer, parts)
+    messages = [_answer(blocks, content_path) for blocks in parts]
     return [PlacedMessage(message, path, content_path) for message in messages if message]
 
 
@@ -86,7 +86,7 @@ def _order(block: AssistantBlock) -> int:
     return [ThinkingBlock, TextBlock, ToolUseBlock].index(type(block))
 
 
-def _answer(blocks: Sequence[AssistantBlock]) -> Message | None:
+def _answer(blocks: Sequence[AssistantBlock], path: str) -> Message | None:
     reasoning = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
     texts = [block for block in blocks if isinstance(block, TextBlock)]
     calls = [
@@ -104,7 +104,7 @@ def _answer(blocks: Sequence[AssistantBlock]) -> Message | None:
     return Message(
         role="assistant",
         content=_content(texts) if texts else None,
-        tool_calls=calls or None,
+        tool_calls=checked_calls(calls, path),
         reasoning_content="\n".join(reasoning) or None,
     )
 

@@ -32,6 +32,8 @@ from eyas.server.request_models import (
     FunctionName,
 )
 
+MAX_KWARGS = 30
+"""Two fewer than in a chat: `thinking` sets at most two."""
 _CONTENT = "must be a string or a list of blocks"
 _TEXT = 'must be a text block {"type": "text", "text": ...}; the model reads nothing else'
 _USER = "must be a block of type text or tool_result; the model reads no images and no documents"
@@ -226,7 +228,7 @@ class CountTokensBody(StrictModel):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], at_most(MAX_KWARGS)] | None = None
     cache_control: dict[str, Any] | None = None
 
     container: Any = None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eyas.core import RequestError
-from eyas.server.converted_chat import PlacedMessage
+from eyas.server.converted_chat import PlacedMessage, checked_calls
 from eyas.server.request_models import FunctionCall, Message, RefusalPart, ToolCall
 from eyas.server.response_models import (
     FunctionCallItem,
@@ -85,7 +85,7 @@ class _Answer:
         message = Message(
             role="assistant",
             content=self._content,
-            tool_calls=self._calls or None,
+            tool_calls=checked_calls(self._calls, self._path),
             reasoning_content=reasoning,
         )
         return [PlacedMessage(message, self._path, self._content_path)]

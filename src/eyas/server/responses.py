@@ -16,11 +16,10 @@ import msgspec
 from eyas.core import RequestError
 from eyas.server.chat import PreparedChat
 from eyas.server.codes import Code
-from eyas.server.converted_chat import PlacedMessage, prepare_converted_chat
+from eyas.server.converted_chat import PlacedMessage, check_conversation, prepare_converted_chat
 from eyas.server.error_context import by_prefix
 from eyas.server.errors import ApiError
 from eyas.server.request_models import (
-    MAX_MESSAGES,
     AllowedToolChoice,
     AllowedTools,
     ChatBody,
@@ -115,12 +114,7 @@ def prepare_response(
             *(_earlier(message) for message in _decode_conversation(history)),
             *placed_messages(body.input, "input"),
         ]
-        if len(conversation) >= MAX_MESSAGES:
-            raise RequestError(
-                f"input: makes a conversation of {len(conversation)} messages; at most "
-                f"{MAX_MESSAGES - 1} are read",
-                param="input",
-            )
+        check_conversation(conversation, "input")
     except RequestError as error:
         raise ApiError.of(error) from error
     if body.truncation == "auto":
