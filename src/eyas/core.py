@@ -352,7 +352,8 @@ class DraftNode(msgspec.Struct, frozen=True, array_like=True):
 
     parent: its number in the tree, -1 for the root. source: the drafter that proposed it, "" for the
     root. score: the sum of the drafter's log-probabilities from the root; None if it gives none.
-    fate: "refused" by the output's grammar, "accepted", or "unused" (the model chose another token).
+    fate: "refused" by the output's grammar, "accepted", or "unused" (the walk did not enter it: the
+    model chose another token there or above, its mask was not ready, or nothing can follow it).
     """
 
     token_id: int

@@ -11,18 +11,21 @@ const FATES = {
   root: "last known token",
   accepted: "drafted and accepted",
   refused: "refused by the grammar",
-  unused: "the model chose another token",
+  unused: "not used",
   chosen: "chosen by the model",
 };
 
-/** The nodes of a step, and after them the token that the model chose at the end of the walk. */
+/** The nodes of a step with the token that the model chose at the end of the walk, which may have been
+ * drafted: nothing follows the end of an answer, so its node is not walked into. */
 function nodesOf(step) {
   const nodes = step.nodes.map((node) => ({ ...node }));
   const accepted = nodes.filter((node) => node.fate === "accepted");
   const chosen = step.tokens[accepted.length];
   if (chosen) {
     const above = nodes.findLastIndex((node) => node.fate === "accepted" || node.fate === "root");
-    nodes.push({ ...chosen, parent: above, source: "", score: null, fate: "chosen" });
+    const drafted = nodes.find((node) => node.parent === above && node.id === chosen.id);
+    if (drafted) drafted.fate = "chosen";
+    else nodes.push({ ...chosen, parent: above, source: "", score: null, fate: "chosen" });
   }
   return nodes;
 }
@@ -58,7 +61,7 @@ function described(node) {
 
 function drawnNode(node) {
   const [x, y] = [MARGIN + node.column * COLUMN, MARGIN + node.row * ROW];
-  const note = node.fate === "chosen" ? "model" : [node.source, scored(node.score)].join(" ").trim();
+  const note = node.source ? `${node.source} ${scored(node.score)}` : "model";
   return shape(
     "g",
     { class: `node ${node.fate}`, transform: `translate(${x} ${y})` },
