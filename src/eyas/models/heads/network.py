@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import torch
 
 from eyas.attention.base import Attend
-from eyas.kernels.packed import Weight
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.norm import RMSNorm
@@ -25,6 +24,7 @@ from eyas.models.decoder import DecoderLayer
 from eyas.models.heads.spec import HeadSpec
 from eyas.ops.add_norm import added
 from eyas.ops.join import join
+from eyas.parallel.cut import Parameter
 
 
 class DraftHead:
@@ -96,13 +96,13 @@ class DraftHead:
         # A row has the rope angles of the position before it, whose feature it reads.
         self._rope = RopeTable(spec.rope, max_model_len, dtype=dtype, device=self.device, lag=1)
 
-    def parameters(self) -> dict[str, list[Weight]]:
+    def parameters(self) -> dict[str, list[Parameter]]:
         """Return the tensors that a loader fills, by name: consecutive blocks of the parameter's rows.
 
         The names are those of `spec.parameter_shapes`, and "head.weight" where the output layer is a
         selection of the target's rows.
         """
-        tensors: dict[str, list[Weight]] = {
+        tensors: dict[str, list[Parameter]] = {
             f"{name}.weight": [norm.parameter()] for name, norm in self._norms.items()
         }
         if self.spec.own_embedding:
