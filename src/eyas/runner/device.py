@@ -30,11 +30,23 @@ class Device:
     exact: bool = True
 
 
-def open_device(config: DeviceConfig) -> Device:
-    """Return the device that `config` asks for. Raises ValueError if it does not exist."""
+def open_device(config: DeviceConfig, num_ranks: int = 1, number: int | None = None) -> Device:
+    """Return the device that `config` asks for. Raises ValueError if it does not exist.
+
+    num_ranks: how many processes divide this machine's cores. number: of the GPU, where the settings
+    leave it open.
+    """
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if number is not None and name == "cuda":
+        needed = max(num_ranks, number + 1)
+        if torch.cuda.is_available() and torch.cuda.device_count() < needed:
+            raise ValueError(
+                f"parallel.tp: its ranks need {needed} GPUs, and this machine has "
+                f"{torch.cuda.device_count()}; lower --tp, or pass --device cpu"
+            )
+        name = f"cuda:{number}"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -50,7 +62,7 @@ def open_device(config: DeviceConfig) -> Device:
         raise ValueError(f"device: {name!r} is not supported; use auto, cpu or cuda")
     if device.type == "cpu":
         cores = psutil.cpu_count(logical=False) or 1
-        torch.set_num_threads(config.num_threads or max(1, cores - 1))
+        torch.set_num_threads(config.num_threads or max(1, (cores - 1) // num_ranks))
         return Device(device, num_flights=0)
     device = torch.device(
         "cuda", torch.cuda.current_device() if device.index is None else device.index
