@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from eyas.kernels.packed import Layout, PackedWeight, Weight
+from eyas.kernels.packed import Layout, PackedWeight
 from eyas.layers.delta_net import DeltaSizes
 from eyas.layers.experts import ExpertSpec
 from eyas.layers.latent_attention import LatentSizes
@@ -29,6 +29,7 @@ from eyas.models.heads.spec import HeadSpec, default_taps
 from eyas.models.packing import packable
 from eyas.models.spec import LayerTraits, ModelSpec
 from eyas.ops.route import Routing
+from eyas.parallel.cut import Cut, Parameter
 
 QUANTIZATIONS = {
     "fp8": Layout("fp8", 128, 128),
@@ -460,11 +461,12 @@ def dummy_head(
     return head
 
 
-def _fill(parameters: dict[str, list[Weight]], device: torch.device, seed: int) -> None:
+def _fill(parameters: dict[str, list[Parameter]], device: torch.device, seed: int) -> None:
     """Fill norms with 1, biases with 0, and matrices so that a product keeps its input's scale."""
     generator = torch.Generator(device).manual_seed(seed)
     for name, blocks in parameters.items():
         for block in blocks:
+            assert not isinstance(block, Cut)
             if isinstance(block, PackedWeight) or block.ndim == 2:
                 block.normal_(0.0, block.shape[1] ** -0.5, generator=generator)
             else:

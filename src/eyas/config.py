@@ -258,6 +258,79 @@ def _number(value: int | Auto) -> int | None:
     return None if value == "auto" else value
 
 
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The processes, or ranks, that run the model together.
+
+    tp: the number of ranks, each with a part of every layer. ep: with 1 each rank holds a part of every
+    expert; with the number of ranks, or 0, each holds some experts whole.
+    exact_across_tp: the bits of a row do not depend on the number of ranks either. On a CPU they never
+    do with several ranks; with one rank it changes the order of sums, and so the bits.
+    timeout_seconds: how long a rank may take for its part of an exchange, before the group counts as
+    lost.
+    num_nodes, node_rank, address: machines that have tp / num_nodes ranks each, which of them this is,
+    and the "host:port" where rank 0 listens.
+    first_device: number of the GPU of this machine's first rank.
+    """
+
+    tp: int = 1
+    ep: int = 1
+    exact_across_tp: bool = False
+    timeout_seconds: float = 120.0
+    num_nodes: int = 1
+    node_rank: int = 0
+    address: str | None = None
+    first_device: int = 0
+
+    @property
+    def divides_by_expert(self) -> bool:
+        """Whether ranks hold whole experts."""
+        return self.tp > 1 and self.ep != 1
+
+    @property
+    def ranks_of_node(self) -> int:
+        """The number of ranks on each machine."""
+        return self.tp // self.num_nodes
+
+
+MOST_RANKS = 8
+
+
+def _check_parallel(parallel: ParallelConfig, device: str) -> None:
+    """Raise ValueError that names a setting of the ranks that cannot be used."""
+    tp, ep, nodes = parallel.tp, parallel.ep, parallel.num_nodes
+    if tp not in (1, 2, 4, MOST_RANKS):
+        raise ValueError(f"parallel.tp: 1, 2, 4 or {MOST_RANKS} ranks, not {tp}")
+    if ep not in (0, 1, tp):
+        raise ValueError(
+            f"parallel.ep: 1 (each rank holds a part of every expert) or the number of ranks of --tp, "
+            f"{tp} (each holds some experts whole), not {ep}"
+        )
+    if not 1 <= parallel.timeout_seconds <= 86400:
+        raise ValueError(f"parallel.timeout_seconds: 1 to 86400, not {parallel.timeout_seconds}")
+    if nodes < 1 or tp % nodes:
+        raise ValueError(
+            f"parallel.num_nodes: {nodes} machines do not divide {tp} ranks; change --nnodes or --tp"
+        )
+    if not 0 <= parallel.node_rank < nodes:
+        raise ValueError(
+            f"parallel.node_rank: 0 to {nodes - 1} with --nnodes {nodes}, not {parallel.node_rank}"
+        )
+    if nodes > 1 and parallel.address is None:
+        raise ValueError(
+            "parallel.address: several machines need the host and port of the first one; pass "
+            "--dist-init-addr HOST:PORT"
+        )
+    if parallel.address is not None:
+        host, _, port = parallel.address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"parallel.address: HOST:PORT, not {parallel.address!r}")
+    if tp > 1 and device not in ("auto", "cpu", "cuda"):
+        raise ValueError(
+            f"parallel.tp: each of {tp} ranks takes a device of its own; pass --device cuda or "
+            f"--device cpu, not {device!r}"
+        )
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of an engine. Raises ValueError that names a setting that cannot be used."""
 
@@ -268,6 +341,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: DeviceConfig = DeviceConfig()
     grammar: GrammarConfig = GrammarConfig()
     handover: HandoverConfig = HandoverConfig()
+    parallel: ParallelConfig = ParallelConfig()
 
     def __post_init__(self) -> None:
         draft, scheduler, cache, grammar = self.draft, self.scheduler, self.cache, self.grammar
@@ -332,6 +406,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         except ValueError as error:
             raise ValueError(f"grammar.white_space: {error}") from None
         _check_handover(self.handover, shares_prefixes=cache.prefix_cache)
+        _check_parallel(self.parallel, self.device.device)
+        if self.parallel.tp > 1 and self.handover.role != "both":
+            raise ValueError(
+                "handover.role: a server of several ranks cannot hand prompts over yet; leave --role "
+                "out, or pass --tp 1"
+            )
         if scheduler.flights not in ("auto", 0, 1):
             raise ValueError(f"scheduler.flights: 'auto', 0 or 1, not {scheduler.flights!r}")
 
@@ -393,6 +473,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool
     exact_reason: str
     num_flights: int
+    num_ranks: int = 1
+    """The processes that run the model together."""
     grammar_backend: GrammarBackend | None = None
     """The grammar library; None if outputs cannot be constrained."""
     kv_cache_dtype: str = ""

@@ -82,6 +82,14 @@ def configure(level: str, log_format: LogFormat = "text") -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def configured() -> tuple[str, LogFormat]:
+    """Return the level and the format that this process logs with, for its child processes."""
+    root = logging.getLogger()
+    is_json = any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers)
+    level = logging.getLevelName(logging.getLogger("eyas").getEffectiveLevel()).lower()
+    return level, "json" if is_json else "text"
+
+
 def shows_colours(stream: IO[str]) -> bool:
     """Whether a stream is a terminal with colours, not switched off (https://no-color.org)."""
     is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"

@@ -16,6 +16,7 @@ from eyas.config import (
     GrammarBackend,
     GrammarConfig,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
     read_kv_events,
 )
@@ -26,6 +27,7 @@ SCHEDULER = SchedulerConfig()
 DRAFT = DraftConfig()
 DEVICE = DeviceConfig()
 GRAMMAR = GrammarConfig()
+PARALLEL = ParallelConfig()
 DTYPES: dict[str, Any] = {"half": "float16", "float": "float32"}
 """Other names of number formats, as in torch and vLLM."""
 CACHE_DTYPES: dict[str, Any] = {"fp8": "fp8_e4m3", "bf16": "bfloat16", **DTYPES}
@@ -62,6 +64,14 @@ def engine_config(
     grammar_memory: int = GRAMMAR.cache_bytes // 2**20,
     whitespace_pattern: str | None = GRAMMAR.white_space,
     disable_any_whitespace: bool = not GRAMMAR.any_white_space,
+    tensor_parallel_size: int = PARALLEL.tp,
+    expert_parallel_size: int = PARALLEL.ep,
+    exact_across_tp: bool = PARALLEL.exact_across_tp,
+    dist_timeout: float = PARALLEL.timeout_seconds,
+    nnodes: int = PARALLEL.num_nodes,
+    node_rank: int = PARALLEL.node_rank,
+    dist_init_addr: str | None = PARALLEL.address,
+    first_device: int = PARALLEL.first_device,
 ) -> EngineConfig:
     """Return the configuration with these settings.
 
@@ -108,6 +118,16 @@ def engine_config(
             cache_bytes=grammar_memory * 2**20,
             white_space=whitespace_pattern,
             any_white_space=not disable_any_whitespace,
+        ),
+        parallel=ParallelConfig(
+            tp=tensor_parallel_size,
+            ep=expert_parallel_size,
+            exact_across_tp=exact_across_tp,
+            timeout_seconds=dist_timeout,
+            num_nodes=nnodes,
+            node_rank=node_rank,
+            address=dist_init_addr,
+            first_device=first_device,
         ),
     )
 

@@ -121,6 +121,18 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat = "text"
 
 
+class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of the standard input of a process of another rank than 0, as JSON. local_rank:
+    its number on its machine. place: where the ranks meet (`eyas.parallel.group.Meeting`)."""
+
+    config: EngineConfig
+    rank: int
+    local_rank: int
+    place: str
+    log_level: str = "info"
+    log_format: LogFormat = "text"
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Add a request."""
 
@@ -199,3 +211,4 @@ decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 encode_setup = msgspec.json.Encoder().encode
 decode_setup = msgspec.json.Decoder(Setup).decode
+decode_rank_setup = msgspec.json.Decoder(RankSetup).decode

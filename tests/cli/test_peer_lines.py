@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from eyas.config import (
     DraftConfig,
     EngineConfig,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
 )
 from tests.cli.conftest import Line
@@ -36,14 +38,20 @@ CHAIN_OF_3 = DraftConfig(drafter="head", steps=3, topk=1, nodes=4)
 @dataclass(frozen=True)
 class Case:
     """A line with {model} and {draft} for what the peers' has there. refused: in which words. config:
-    of the line without that. model: the tiny model of its architecture. parsers: of reasoning and of
-    tool calls."""
+    of the line without that, on one rank. model: the tiny model of its architecture. parsers: of
+    reasoning and of tool calls."""
 
     line: str
     config: EngineConfig
     refused: tuple[str, ...] = ()
     model: str = "llama2"
     parsers: tuple[str | None, str | None] = (None, None)
+
+    @property
+    def num_ranks(self) -> int:
+        """The ranks that the line asks for."""
+        found = re.search(r"(?:--tp|--tensor-parallel-size) (\d)", self.line)
+        return 1 if found is None else int(found[1])
 
 
 def settings(
@@ -73,7 +81,7 @@ CASES = {
         f"--speculative-algorithm EAGLE {CHAIN} --mem-fraction-static 0.9 --enable-metrics "
         "--disable-shared-experts-fusion",
         settings(CHAIN_OF_3, 0.9),
-        ("--tp 8", "one device"),
+        (),
         "glm4 moe",
         ("glm45", "glm45"),
     ),
@@ -82,7 +90,7 @@ CASES = {
         f"--speculative-algo EAGLE {CHAIN} --chunked-prefill-size 4096 --disable-flashinfer-autotune "
         "--reasoning-parser deepseek-v4 --tool-call-parser deepseekv4 --host 0.0.0.0 --port 30000",
         settings(CHAIN_OF_3, max_batch_tokens=4096),
-        ("--tp 4", "one device"),
+        (),
         "deepseek v4",
         ("deepseek-v4", "deepseekv4"),
     ),
@@ -134,7 +142,7 @@ CASES = {
             DraftConfig(drafter="head", model="DRAFT", steps=3, topk=1, nodes=4),
             max_model_len=131072,
         ),
-        ("--tensor-parallel-size 2", "one device"),
+        (),
         "gpt-oss",
         ("openai_gptoss", "openai"),
     ),
@@ -149,9 +157,13 @@ def arguments(case: Case, model: str = "MODEL", draft: str = "DRAFT") -> list[st
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_line_means_the_same_on_one_device(line: Line, case: Case) -> None:
     """Its translation too."""
+    several = line(*arguments(case)).config
+    assert several == msgspec.structs.replace(
+        case.config, parallel=ParallelConfig(tp=case.num_ranks)
+    )
     text = case.line
-    for several, one in ON_ONE_DEVICE.items():
-        text = text.replace(several, one)
+    for asked, one in ON_ONE_DEVICE.items():
+        text = text.replace(asked, one)
     found = line(*arguments(Case(text, case.config)))
     assert found.config == case.config, found.errors
     assert (found.options.reasoning_parser, found.options.tool_call_parser) == case.parsers
@@ -170,11 +182,13 @@ def test_what_a_line_cannot_have_is_told_at_once_with_what_remains(
     assert found.config is None
     said = "\n".join(found.errors)
     assert all(each in said for each in case.refused), said
-    listed = [each for each in found.errors if each.startswith("  ")]
-    assert not listed, "one alone is not listed"
+    assert not any(each.startswith("  ") for each in found.errors), "one alone is not listed"
     assert found.errors[-1].startswith("command without them: eyas serve ")
     model = msgspec.structs.replace(case.config.model, path=str(tmp_path))
-    assert line(*found.translated).config == msgspec.structs.replace(case.config, model=model)
+    expected = msgspec.structs.replace(
+        case.config, model=model, parallel=ParallelConfig(tp=case.num_ranks)
+    )
+    assert line(*found.translated).config == expected
 
 
 def answer_of(line: list[str], *notes: str) -> None:
@@ -210,8 +224,8 @@ def test_the_line_of_qwen3_serves(tmp_path: Path) -> None:
 
 def on_one_device(name: str, model: Path, draft: Path | None = None) -> list[str]:
     text = CASES[name].line
-    for several, one in ON_ONE_DEVICE.items():
-        text = text.replace(several, one)
+    for asked, one in ON_ONE_DEVICE.items():
+        text = text.replace(asked, one)
     return arguments(Case(text, CASES[name].config), str(model), str(draft))
 
 

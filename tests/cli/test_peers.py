@@ -16,6 +16,7 @@ from eyas.config import (
     DraftConfig,
     EngineConfig,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
 )
 from eyas.grammar import Spacing
@@ -184,6 +185,11 @@ SIZES = (
         (["--max-graph-batch", "0"], EngineConfig(scheduler=SchedulerConfig(max_graph_batch=0))),
         (["--disable-overlap-schedule"], EngineConfig(scheduler=SchedulerConfig(flights=0))),
         (["--no-async-scheduling"], EngineConfig(scheduler=SchedulerConfig(flights=0))),
+        (
+            ["-tp", "4", "--enable-expert-parallel"],
+            EngineConfig(parallel=ParallelConfig(tp=4, ep=0)),
+        ),
+        (["--tp-size", "2", "--ep-size", "2"], EngineConfig(parallel=ParallelConfig(tp=2, ep=2))),
         (["--enable-deterministic-inference"], EngineConfig()),
         (["--dtype", "half"], EngineConfig(model=ModelConfig(dtype="float16"))),
         (["--kv-cache-dtype", "fp8"], EngineConfig(cache=CacheConfig(dtype="fp8_e4m3"))),
@@ -244,8 +250,14 @@ def test_what_is_said_twice_is_refused_by_both_names(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--tp", "2"], ["--tp 2", "one device"]),
-        (["-pp", "2"], ["-pp 2", "one device"]),
+        (["--tp", "3"], ["--tp", "1, 2, 4 or 8"]),
+        (["--tp", "2", "--ep", "4"], ["--ep", "2", "not 4"]),
+        (["--tp", "2", "--device", "cuda:1"], ["--tp", "--device cuda"]),
+        (["--tp", "2", "--nnodes", "2"], ["--dist-init-addr HOST:PORT"]),
+        (["--tp", "2", "--nnodes", "4"], ["--nnodes", "4 machines"]),
+        (["--node-rank", "1"], ["--node-rank", "0 to 0"]),
+        (["--dist-init-addr", "here"], ["--dist-init-addr", "HOST:PORT"]),
+        (["-pp", "2"], ["-pp 2", "--tp"]),
         (["--speculative-algorithm", "DFLASH"], ["--speculative-algorithm", "STANDALONE"]),
         (["--speculative-algorithm", "STANDALONE"], [HEAD, "STANDALONE"]),
         (["--speculative-algorithm", "NGRAM", HEAD, "m"], [HEAD, "not used by NGRAM"]),

@@ -179,3 +179,31 @@ def test_code_that_miscalculates_is_not_used(
     monkeypatch.setattr(build_module, "build", lambda source: built)
     refused = compiled.__wrapped__()
     assert refused.library is None and "is wrong" in refused.reason
+
+
+@needs_compiler
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(33, 8), (100, 64), (70, 1040), (257, 8800)], ids=str)
+def test_a_sum_by_tree_has_the_same_bits_whoever_adds_its_pieces(
+    shape: tuple[int, int], half: bool
+) -> None:
+    num_out, num_in = shape
+    weight_OI, x_TI = torch.randn(num_out, num_in), torch.randn(55, num_in)
+    if half:
+        weight_OI = weight_OI.bfloat16().float()
+    whole_TO = packed(weight_OI).by_tree(x_TI, 8)
+    exact_TO = (x_TI.double() @ weight_OI.double().T).float()
+    torch.testing.assert_close(whole_TO, exact_TO, rtol=1e-4, atol=1e-3)
+    for num_ranks in (2, 4, 8):
+        width = num_in // num_ranks
+        partial = [
+            packed(weight_OI[:, start : start + width]).by_tree(
+                x_TI[:, start : start + width], 8 // num_ranks
+            )
+            for start in range(0, num_in, width)
+        ]
+        while len(partial) > 1:
+            partial = [a + b for a, b in zip(partial[::2], partial[1::2], strict=True)]
+        assert torch.equal(partial[0], whole_TO)
+    for count in (1, 2, 5, 7, 49):
+        assert torch.equal(packed(weight_OI).by_tree(x_TI[:count], 8), whole_TO[:count])

@@ -16,7 +16,7 @@ of a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,10 @@ from eyas.cache.store import StateStore, Store
 
 NOWHERE = -1
 """The position of a state that cannot be used, and the slot of no node."""
+
+
+def _ignore(change: str, *arguments: int) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class SequenceStates:
     positions_A: int64, the number of tokens in each seat's state; NOWHERE where it cannot be used.
     node_slots_AW: int64, the slots of the nodes of each seat's last tree; NOWHERE where there is none.
     is_updating: a forward pass has begun to update states and has not reached the last layer.
+    on_change: called with the name and the arguments of each method that changes states beside a
+    forward pass, before it does.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class SequenceStates:
         self.reach = max(store.reach for store in self._groups)
         self.num_layers = sum(map(len, self._groups.values()))
         self.is_updating = False
+        self.on_change: Callable[..., None] = _ignore
         self.resize(0, 0)
         self.reserve_snapshots(0)
 
@@ -79,6 +86,7 @@ class SequenceStates:
 
     def resize(self, num_seats: int, num_nodes: int) -> None:
         """Have space for so many seats and nodes of a tree. The states that there were are lost."""
+        self.on_change("resize", num_seats, num_nodes)
         shape, device = (num_seats, num_nodes), self._device
         self.positions_A = torch.full((num_seats,), NOWHERE, dtype=torch.int64, device=device)
         self.node_slots_AW = torch.full(shape, NOWHERE, dtype=torch.int64, device=device)
@@ -91,6 +99,7 @@ class SequenceStates:
 
     def reserve_snapshots(self, num_snapshots: int) -> None:
         """Have space for so many snapshots; those that there are get lost."""
+        self.on_change("reserve_snapshots", num_snapshots)
         self._snapshots: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._snapshots = self._zeros(num_snapshots, 0)
         shape, device = (num_snapshots,), self._device
@@ -99,11 +108,13 @@ class SequenceStates:
     @torch.inference_mode()
     def assume(self, seat: int, position: int) -> None:
         """Take what a seat's tensors hold for its state at `position`, for measurements of time."""
+        self.on_change("assume", seat, position)
         self.positions_A[seat].fill_(position)
 
     @torch.inference_mode()
     def save(self, seat: int, snapshot: int) -> None:
         """Copy a seat's state to a snapshot."""
+        self.on_change("save", seat, snapshot)
         for (states, inputs), (kept, kept_inputs) in zip(
             self._states, self._snapshots, strict=True
         ):
@@ -114,6 +125,7 @@ class SequenceStates:
     @torch.inference_mode()
     def restore(self, seat: int, snapshot: int) -> None:
         """Copy a snapshot to the state of a seat."""
+        self.on_change("restore", seat, snapshot)
         for (states, inputs), (kept, kept_inputs) in zip(
             self._states, self._snapshots, strict=True
         ):

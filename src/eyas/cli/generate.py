@@ -14,6 +14,7 @@ from eyas.cli.models import has_chat_template, model_directory
 from eyas.cli.options import (
     DraftOptions,
     ModelOptions,
+    ParallelOptions,
     ResourceOptions,
     engine_config,
     flattened,
@@ -204,6 +205,7 @@ def generate(
     chosen: ModelOptions,
     drafting: DraftOptions,
     resources: ResourceOptions,
+    parallel: ParallelOptions,
 ) -> None:
     """Generate answers to prompts, and stream them to the terminal."""
     from eyas.cli.loading import open_model
@@ -229,7 +231,7 @@ def generate(
     changes = {name: value for name, value in params_given.items() if value is not None}
     SamplingParams(**changes)  # refuses a value out of range before a model is loaded
     entries = _entries(prompt, prompts_file, system)
-    config = engine_config(**vars(chosen), **vars(drafting), **vars(resources))
+    config = engine_config(**vars(chosen), **vars(drafting), **vars(resources), **vars(parallel))
     with open_model(config, quiet=as_json) as llm:
         template_options = {} if think is None else {"enable_thinking": think}
         prompts = [_encode(llm, entry, chat, template_options) for entry in entries]

@@ -16,11 +16,12 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from eyas.settings import CACHE, DEVICE, DRAFT, GRAMMAR, MODEL, SCHEDULER
+from eyas.settings import CACHE, DEVICE, DRAFT, GRAMMAR, MODEL, PARALLEL, SCHEDULER
 from eyas.settings import engine_config as engine_config  # noqa: PLC0414, for commands
 
 MODEL_PANEL, DRAFT_PANEL, RESOURCE_PANEL = "Model", "Drafting", "Resources"
 GRAMMAR_PANEL = "Grammars, reasoning, tools"
+PARALLEL_PANEL = "Several processes"
 
 
 class GrammarChoice(StrEnum):
@@ -248,6 +249,82 @@ Flights = Annotated[
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
+
+TensorParallelSize = Annotated[
+    int,
+    typer.Option(
+        "--tp",
+        "--tp-size",
+        "--tensor-parallel-size",
+        help="Number of processes (ranks) that run the model together, each with a part of every layer "
+        "and, on GPUs, a GPU of its own: 1, 2, 4 or 8.",
+        rich_help_panel=PARALLEL_PANEL,
+    ),
+]
+ExpertParallelSize = Annotated[
+    int,
+    typer.Option(
+        "--ep",
+        "--ep-size",
+        "--expert-parallel-size",
+        help="1: each rank holds a part of every expert. The number of ranks, or 0: each holds some "
+        "experts whole.",
+        rich_help_panel=PARALLEL_PANEL,
+    ),
+]
+ExactAcrossTp = Annotated[
+    bool,
+    typer.Option(
+        "--exact-across-tp",
+        help="Form sums in one order for every number of ranks, so that 1, 2, 4 and 8 ranks give the "
+        "same tokens and log-probabilities, bit for bit. On a CPU several ranks always do.",
+        rich_help_panel=PARALLEL_PANEL,
+    ),
+]
+DistTimeout = Annotated[
+    float,
+    typer.Option(
+        "--dist-timeout",
+        help="Time that a rank may take for its part of an exchange, in seconds, before the engine "
+        "counts as failed.",
+        rich_help_panel=PARALLEL_PANEL,
+    ),
+]
+Nnodes = Annotated[
+    int,
+    typer.Option(
+        "--nnodes",
+        help="Number of machines that the ranks are divided among.",
+        rich_help_panel=PARALLEL_PANEL,
+    ),
+]
+NodeRank = Annotated[
+    int,
+    typer.Option(
+        "--node-rank",
+        help="Number of this machine, from 0; the one with number 0 serves.",
+        rich_help_panel=PARALLEL_PANEL,
+    ),
+]
+DistInitAddr = Annotated[
+    str | None,
+    typer.Option(
+        "--dist-init-addr",
+        metavar="<host:port>",
+        help="Address of machine 0 at which the ranks meet; needed with several machines.",
+        rich_help_panel=PARALLEL_PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelOptions:
+    """The ranks that run a model together on one machine."""
+
+    tensor_parallel_size: TensorParallelSize = PARALLEL.tp
+    expert_parallel_size: ExpertParallelSize = PARALLEL.ep
+    exact_across_tp: ExactAcrossTp = PARALLEL.exact_across_tp
+    dist_timeout: DistTimeout = PARALLEL.timeout_seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,6 +145,10 @@ class PeerOptions:
     no_async_scheduling: Annotated[
         bool | None, _option("--no-async-scheduling", help="vLLM: --flights 0.")
     ] = None
+    enable_expert_parallel: Annotated[
+        bool | None,
+        _option("--enable-expert-parallel", help="vLLM: --ep with the number of --tp."),
+    ] = None
     enable_deterministic_inference: Annotated[
         bool | None, _option("--enable-deterministic-inference", help="SGLang: --exact.")
     ] = None

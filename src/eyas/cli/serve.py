@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -18,6 +19,7 @@ from eyas.cli.options import (
     DraftOptions,
     GrammarOptions,
     ModelOptions,
+    ParallelOptions,
     ResourceOptions,
     engine_config,
     flattened,
@@ -26,6 +28,7 @@ from eyas.cli.peers import PeerOptions
 from eyas.cli.translated import error_text, option_of_error, translated, unreadable_model
 from eyas.cli.white_space import WhiteSpaceOptions
 from eyas.peers import Refused, translate_options
+from eyas.settings import PARALLEL
 
 Result = TypeVar("Result")
 
@@ -307,6 +310,10 @@ def serve(
     kv_events_config: options.KVEvents = None,
     flights: options.Flights = "auto",
     handover: HandoverOptions,
+    parallel: ParallelOptions,
+    nnodes: options.Nnodes = PARALLEL.num_nodes,
+    node_rank: options.NodeRank = PARALLEL.node_rank,
+    dist_init_addr: options.DistInitAddr = PARALLEL.address,
     peers: PeerOptions,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
@@ -324,6 +331,11 @@ def serve(
         **vars(grammars),
         **vars(white_space),
         **vars(resources),
+        **vars(parallel),
+        "nnodes": nnodes,
+        "node_rank": node_rank,
+        "dist_init_addr": dist_init_addr,
+        **torchrun_settings(os.environ, parallel.tensor_parallel_size),
         "no_prefix_cache": no_prefix_cache,
         "kv_events_config": kv_events_config,
         "flights": flights,
@@ -393,7 +405,40 @@ def serve(
         response_store_bytes=response_store * 2**20,
         stream_granularity=stream_granularity.value,
     )
+    if engine.parallel.node_rank:
+        from eyas.server.node import run_node
+
+        restarts = server_options.max_restarts
+        raise typer.Exit(
+            run_node(
+                engine,
+                log_level=log_level.value,
+                log_format=log_format.value,
+                max_restarts=restarts,
+            )
+        )
     raise typer.Exit(run_server(engine, server_options))
+
+
+def torchrun_settings(environment: Mapping[str, str], num_ranks: int) -> dict[str, int]:
+    """Return the settings of a process that `torchrun` has started, which is one rank: each counts as a
+    machine with one rank. Empty for a process that it has not started, and for one rank.
+
+    Raises ValueError if it has started another number of processes than --tp.
+    """
+    if num_ranks == 1 or "TORCHELASTIC_RUN_ID" not in environment:
+        return {}
+    started = int(environment["WORLD_SIZE"])
+    if started != num_ranks:
+        raise ValueError(
+            f"parallel.tp: torchrun has started {started} processes for {num_ranks} ranks; pass --tp "
+            f"{started}, or start as many as --tp says"
+        )
+    return {
+        "nnodes": started,
+        "node_rank": int(environment["RANK"]),
+        "first_device": int(environment["LOCAL_RANK"]),
+    }
 
 
 def _template_text(template: str | None) -> str | None:

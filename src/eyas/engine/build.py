@@ -39,6 +39,7 @@ from eyas.engine.engine import Engine
 from eyas.engine.exactness import check_exactness
 from eyas.engine.kv_events import EventPublisher, check_endpoints
 from eyas.engine.kv_format import kv_dtype_name, resolve_kv_dtype
+from eyas.engine.ranks import Ranks, shard_of
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.start_choices import (
     Stopwatch,
@@ -72,6 +73,9 @@ from eyas.models import (
     locate_model,
 )
 from eyas.models.heads import DraftHead, HeadSpec
+from eyas.models.sharding import check_ranks, of_rank
+from eyas.native.products import is_available
+from eyas.parallel.shard import Shard
 from eyas.runner.device import Device, cache_budget, memory_bytes, open_device
 from eyas.runner.graphs import bucket_of, length_of
 from eyas.runner.runner import ModelRunner
@@ -86,6 +90,9 @@ CAPTURED_LENGTHS = (512, 1024, 2048)
 SNAPSHOT_BYTES = 2 << 30
 """Most memory for snapshots of states."""
 
+ANY_SLOTS = 1 << 48
+"""Says that a rank limits no number of slots."""
+
 MAX_POSITIONS = 2**22
 """Longest context, since the rotary angles of all positions are computed at start-up."""
 
@@ -99,6 +106,7 @@ class Parts:
     model; None if it is in no files. tokenizer: None if prompts and answers are token ids only, and
     then outputs cannot be constrained. eos_token_ids: the tokens that end a text. kv_scales,
     draft_kv_scales: of an FP8 cache, by layer; empty is 1. choices: what was chosen while loading.
+    ranks: the other ones; None where there are none.
     """
 
     spec: ModelSpec
@@ -113,6 +121,7 @@ class Parts:
     kv_scales: tuple[KVScales, ...] = ()
     draft_kv_scales: tuple[KVScales, ...] = ()
     choices: tuple[StartChoice, ...] = ()
+    ranks: Ranks | None = None
 
 
 def build_engine(
@@ -125,11 +134,82 @@ def build_engine(
     """
     progress = progress or (lambda stage, done, total: None)
     progress("opening the device", 0, 0)
-    hardware = open_device(config.device)
+    hardware = open_hardware(config)
     check_endpoints(config.cache.kv_events)
+    if config.parallel.tp > 1 and hardware.device.type == "cuda":
+        log.info("steps of several ranks run without CUDA graphs")
+        scheduler = msgspec.structs.replace(config.scheduler, max_graph_batch=0)
+        config = msgspec.structs.replace(config, scheduler=scheduler)
     parts = load(config, hardware, progress, drafts=own_drafter is None)
-    progress("preparing steps", 0, 0)
-    return assemble(config, hardware, parts, own_drafter)
+    try:
+        progress("preparing steps", 0, 0)
+        return assemble(config, hardware, parts, own_drafter)
+    except BaseException:
+        if parts.ranks is not None:
+            parts.ranks.close()
+        raise
+
+
+def open_hardware(config: EngineConfig, local_rank: int = 0) -> Device:
+    """Return the device of a rank. local_rank: its number on this machine."""
+    parallel = config.parallel
+    if parallel.tp == 1:
+        return open_device(config.device)
+    return open_device(config.device, parallel.ranks_of_node, parallel.first_device + local_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model's files that this engine can run, before weights are read."""
+
+    directory: Path
+    files: ModelFiles
+
+
+def open_files(config: EngineConfig, hardware: Device, shard: Shard) -> OpenedModel:
+    """Find the model's files and read their headers. ValueError: this engine cannot run the model."""
+    directory = locate_model(config.model.path, config.model.revision, config.model.offline)
+    files = ModelFiles.open(directory)
+    spec = files.spec
+    if spec.compressed and hardware.device.type != "cpu":
+        raise ValueError(
+            f"device: {spec.architecture} has compressed attention, which runs on a CPU alone so far; "
+            "pass --device cpu, or take another model"
+        )
+    check_ranks(spec, shard, on_gpu=hardware.device.type != "cpu")
+    dtype, _ = model_dtype(config, hardware, shard)
+    _check_memory(config, files, dtype, hardware, shard)
+    return OpenedModel(directory, files)
+
+
+def model_dtype(config: EngineConfig, hardware: Device, shard: Shard) -> tuple[torch.dtype, str]:
+    """Return the number format of the weights, and why. ValueError: ranks cannot divide sums in it."""
+    name = config.model.dtype
+    if hardware.device.type != "cpu" or shard.is_whole:
+        return choose_dtype(name, hardware.device)
+    option = "parallel.tp" if shard.size > 1 else "parallel.exact_across_tp"
+    if name not in ("auto", "float32"):
+        raise ValueError(
+            f"{option}: on a CPU the sums of ranks are float32 alone, not {name}; pass --dtype float32"
+        )
+    if not is_available(torch.float32, hardware.device):
+        raise ValueError(
+            f"{option}: needs products that are compiled on this machine; install a C compiler (gcc or "
+            "clang), or leave the option out"
+        )
+    return torch.float32, "in which the sums of ranks have one order"
+
+
+def slots_of_rank(
+    config: EngineConfig, spec: ModelSpec, hardware: Device, kv_dtype: torch.dtype
+) -> int:
+    """Return the most slots that another rank than the first has memory for. spec: of its part."""
+    if hardware.device.type == "cpu":
+        return ANY_SLOTS  # rank 0 shares the machine's memory out
+    budget = cache_budget(hardware.device, config.cache.memory_fraction)
+    rows = config.scheduler.rows(on_gpu=True)
+    budget -= 16 * rows * (spec.intermediate_size + spec.hidden_size)
+    return budget // KVStore.bytes_per_slot(spec.stores, kv_dtype)
 
 
 def load(
@@ -145,8 +225,9 @@ def load(
     """
     progress = progress or (lambda stage, done, total: None)
     progress("finding the model's files", 0, 0)
-    directory = locate_model(config.model.path, config.model.revision, config.model.offline)
-    files = ModelFiles.open(directory)
+    shard = shard_of(config, hardware.device)
+    opened = open_files(config, hardware, shard)
+    directory, files = opened.directory, opened.files
     spec = files.spec
     tokenizer = Tokenizer.from_directory_if_there(directory)
     if tokenizer is None:
@@ -158,13 +239,7 @@ def load(
             tokenizer.vocab_size,
             spec.vocab_size,
         )
-    if spec.compressed and hardware.device.type != "cpu":
-        raise ValueError(
-            f"device: {spec.architecture} has compressed attention, which runs on a CPU alone so far; "
-            "pass --device cpu, or take another model"
-        )
-    dtype, dtype_reason = choose_dtype(config.model.dtype, hardware.device)
-    _check_memory(config, files, dtype, hardware)
+    dtype, dtype_reason = model_dtype(config, hardware, shard)
     drafting = decide_drafting(config, directory, spec) if drafts else None
     kv_scales: tuple[KVScales, ...] = ()
     draft_kv_scales: tuple[KVScales, ...] = ()
@@ -176,48 +251,61 @@ def load(
             )
         kv_scales = files.kv_scales()
         draft_kv_scales = read_draft_scales(drafting, spec)
-    progress("timing products", 0, 0)
-    watch = Stopwatch()
-    order = find_order(config, hardware, dtype, spec)
-    order_seconds = watch.lap()
-    model = files.load(
-        dtype=dtype,
-        device=hardware.device,
-        max_model_len=longest_sequence(config, spec),
-        order=order.order,
-        progress=lambda _, done, total: progress("loading weights", done, total),
-    )
-    model_seconds = watch.lap()
-    network = None
-    if drafting is not None and drafting.network is not None:
-        draft_order = find_order(config, hardware, dtype, drafting.network, drafts=True)
-        network = load_network(
-            drafting,
-            model,
-            directory,
-            draft_order.order,
-            lambda _, done, total: progress("loading the draft's weights", done, total),
+    longest = longest_sequence(config, spec)
+    ranks = None
+    if shard.size > 1:
+        progress("meeting the other ranks", 0, 0)
+        ranks = Ranks(config, str(directory), hardware)
+        shard = ranks.shard
+    try:
+        progress("timing products", 0, 0)
+        watch = Stopwatch()
+        order = find_order(config, hardware, dtype, of_rank(spec, shard))
+        order_seconds = watch.lap()
+        model = files.load(
+            dtype=dtype,
+            device=hardware.device,
+            max_model_len=longest,
+            order=order.order,
+            progress=lambda _, done, total: progress("loading weights", done, total),
+            shard=shard,
         )
-    return Parts(
-        spec=spec,
-        model=model,
-        order=order,
-        drafting=drafting,
-        network=network,
-        directory=directory,
-        tokenizer=tokenizer,
-        eos_token_ids=_eos_token_ids(spec.eos_token_ids, tokenizer, spec.vocab_size),
-        dtype=dtype,
-        kv_scales=kv_scales,
-        draft_kv_scales=draft_kv_scales,
-        choices=(
-            model_choice(config, spec, model_seconds),
-            StartChoice("dtype", str(dtype).removeprefix("torch."), dtype_reason),
-            products_choice(hardware, dtype),
-            order_choice(order, order_seconds),
-            *(() if drafting is None else (drafter_choice(drafting, watch.lap()),)),
-        ),
-    )
+        model_seconds = watch.lap()
+        network = None
+        if drafting is not None and drafting.network is not None:
+            draft_order = find_order(config, hardware, dtype, drafting.network, drafts=True)
+            network = load_network(
+                drafting,
+                model,
+                directory,
+                draft_order.order,
+                lambda _, done, total: progress("loading the draft's weights", done, total),
+            )
+        return Parts(
+            spec=spec,
+            model=model,
+            order=order,
+            drafting=drafting,
+            network=network,
+            directory=directory,
+            tokenizer=tokenizer,
+            eos_token_ids=_eos_token_ids(spec.eos_token_ids, tokenizer, spec.vocab_size),
+            dtype=dtype,
+            kv_scales=kv_scales,
+            draft_kv_scales=draft_kv_scales,
+            choices=(
+                model_choice(config, spec, model_seconds),
+                StartChoice("dtype", str(dtype).removeprefix("torch."), dtype_reason),
+                products_choice(hardware, dtype),
+                order_choice(order, order_seconds),
+                *(() if drafting is None else (drafter_choice(drafting, watch.lap()),)),
+            ),
+            ranks=ranks,
+        )
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
 
 
 def find_order(
@@ -261,7 +349,8 @@ def assemble(
     own_drafter: the drafter if `parts.drafting` is None. verify: computes the verdicts. captures: on a
     device, capture common steps now; otherwise each step is captured when it first occurs.
     """
-    spec, dtype, order, drafting = parts.spec, parts.dtype, parts.order, parts.drafting
+    dtype, order, drafting = parts.dtype, parts.order, parts.drafting
+    spec, ranks = of_rank(parts.spec, parts.model.shard), parts.ranks
     kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
     windowed = [store for store in spec.attention_stores if store.window is not None]
     per_window_slot = KVStore.bytes_per_slot(windowed, kv_dtype)
@@ -283,6 +372,10 @@ def assemble(
     num_slots, in_windows, max_length, cache_choices = _size_cache(
         config, size, scratch, states, hardware.device, max_length, width
     )
+    if ranks is not None:
+        num_slots = ranks.group.least(num_slots)
+        in_windows = num_slots  # of layers with a window too: other ranks know no window slots
+        max_length = min(max_length, num_slots - 2 * width)
     watch = Stopwatch()
     kv = KVStore(
         spec.stores,
@@ -293,7 +386,8 @@ def assemble(
         scales=parts.kv_scales,
         num_window_slots=in_windows if in_windows < num_slots else None,
     )
-    runner = ModelRunner(parts.model, open_attention(kv))
+    leader = None if ranks is None else ranks.leader
+    runner = ModelRunner(parts.model, open_attention(kv), leader)
     drafter = own_drafter
     if drafter is None:
         assert drafting is not None
@@ -328,7 +422,7 @@ def assemble(
         directory="" if parts.directory is None else str(parts.directory),
         grammar_backend=config.grammar.backend if has_grammars else None,
         architecture=spec.architecture,
-        num_parameters=spec.num_parameters,
+        num_parameters=parts.spec.num_parameters,
         device=str(hardware.device),
         dtype=str(dtype).removeprefix("torch."),
         kv_cache_dtype=kv_dtype_name(kv_dtype),
@@ -339,12 +433,13 @@ def assemble(
         eos_token_ids=parts.eos_token_ids,
         exact=exact.exact,
         exact_reason=exact.reason,
+        num_ranks=parts.model.shard.size,
         num_flights=hardware.num_flights
         if config.scheduler.flights == "auto"
         else config.scheduler.flights,
     )
     grammars = compile_pool(config, info, parts.tokenizer)
-    engine = connect(config, runner, drafter, info, parts.tokenizer, grammars, verify)
+    engine = connect(config, runner, drafter, info, parts.tokenizer, grammars, verify, ranks)
     is_paced = drafting is not None and drafting.is_paced
     watch.lap()
     sizes: list[int] = []
@@ -441,6 +536,7 @@ def connect(
     tokenizer: Tokenizer | None,
     grammars: CompilePool | None = None,
     verify: Verify = verify,
+    ranks: Ranks | None = None,
 ) -> Engine:
     """Build an engine from a runner and a drafter: make its cache manager, sequence table,
     scheduler."""
@@ -449,7 +545,7 @@ def connect(
     windows = runner.backend.windows
     num_snapshots = None
     if states is not None:
-        spec, dtype = runner.model.spec, runner.model.dtype
+        spec, dtype = of_rank(runner.model.spec, runner.model.shard), runner.model.dtype
         num_snapshots = _num_snapshots(config, spec, dtype)
         states.reserve_snapshots(num_snapshots)
     events = config.cache.kv_events
@@ -487,6 +583,7 @@ def connect(
         tokenizer=tokenizer,
         verify=verify,
         publisher=EventPublisher(events, cache) if events.is_on else None,
+        ranks=ranks,
     )
 
 
@@ -501,11 +598,13 @@ def _eos_token_ids(
 
 
 def _check_memory(
-    config: EngineConfig, files: ModelFiles, dtype: torch.dtype, hardware: Device
+    config: EngineConfig, files: ModelFiles, dtype: torch.dtype, hardware: Device, shard: Shard
 ) -> None:
-    """Raise ValueError if the weights are larger than the memory of the device."""
-    needed = files.num_bytes(dtype, stays_packed=usable(hardware.device))
+    """Raise ValueError if the weights of a rank are larger than its memory."""
+    needed = files.num_bytes(dtype, stays_packed=usable(hardware.device), shard=shard)
     available = memory_bytes(hardware.device)
+    if hardware.device.type == "cpu":
+        available //= config.parallel.ranks_of_node
     if needed > available:
         raise ValueError(
             f"model.path: {config.model.path} takes {needed / 2**30:.1f} GiB as "
@@ -621,6 +720,8 @@ def _size_cache(
     if num_slots is None:
         table_bytes = 16 * config.scheduler.max_num_seqs * (max_length + 3 * width)
         budget = cache_budget(device, config.cache.memory_fraction, states)
+        if device.type == "cpu":
+            budget //= config.parallel.ranks_of_node
         budget -= table_bytes + scratch
         num_slots = most_slots(budget, size, demand)
         reason = memory_reason(device, config.cache.memory_fraction, scratch)

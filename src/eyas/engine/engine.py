@@ -31,6 +31,7 @@ from eyas.engine.flight import Flight
 from eyas.engine.kv_events import EventPublisher
 from eyas.engine.launch import Launcher
 from eyas.engine.metrics import Metrics
+from eyas.engine.ranks import Ranks
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.stops import StopChecker, TextSink
@@ -50,7 +51,7 @@ class Engine:
     if outputs cannot be constrained. mask_seconds: time limit for the masks of one step; draft nodes
     without a mask by then are not used. verify: computes the verdicts. max_graph_batch: see
     `eyas.config.SchedulerConfig`. publisher: publishes the content of the prefix cache; None if nobody
-    is told.
+    is told. ranks: the other ranks; None where there are none.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Engine:
         verify: Verify,
         max_graph_batch: int | None = None,
         publisher: EventPublisher | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.runner = runner
         self.cache = cache
@@ -80,6 +82,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._publisher = publisher
+        self._ranks = ranks
         self.launcher = Launcher(
             runner, table, drafter, info, self.metrics, mask_seconds, verify, max_graph_batch
         )
@@ -230,8 +233,16 @@ class Engine:
         """Raise AssertionError if a cache slot is lost or held twice."""
         self.cache.check()
 
+    def check_ranks(self) -> None:
+        """Raise GroupLost if another rank of this engine has ended or is lost."""
+        if self._ranks is not None:
+            self._ranks.check()
+
     def shutdown(self) -> None:
-        """Drop all requests and stop the worker threads. The engine cannot be used afterwards."""
+        """Drop all requests, stop the worker threads and end the other ranks. The engine cannot be used
+        afterwards."""
+        if self._ranks is not None:
+            self._ranks.close()
         self._in_flight = None
         self._requests.clear()
         if self._grammars is not None:

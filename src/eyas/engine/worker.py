@@ -57,6 +57,7 @@ class WorkerEngine(Protocol):
     def has_work(self) -> bool: ...
     def stats(self) -> wire.EngineStats: ...
     def check(self) -> None: ...
+    def check_ranks(self) -> None: ...
     def shutdown(self) -> None: ...
 
 
@@ -169,6 +170,7 @@ class Worker:
         link.send(wire.Ready(engine.info))
         next_heartbeat = 0.0
         while not (link.is_parent_gone or self._should_stop):
+            engine.check_ranks()
             has_work = engine.has_work()
             for command in link.receive(0.0 if has_work else HEARTBEAT_SECONDS / 2):
                 self._handle(command)
@@ -302,7 +304,7 @@ def main(build: Callable[[EngineConfig, LoadingReports], WorkerEngine] | None = 
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when this process ends
         signal.signal(number, signal.SIG_IGN)
     lifeline = sys.stdin.fileno()
-    setup = wire.decode_setup(_read_line(lifeline))
+    setup = wire.decode_setup(read_line(lifeline))
     logs.configure(setup.log_level, setup.log_format)
     link = _Link(setup.address, lifeline)
     engine = None
@@ -336,7 +338,7 @@ def _build(
     return HandoverEngine(engine, config.handover, wake)
 
 
-def _read_line(descriptor: int) -> bytes:
+def read_line(descriptor: int) -> bytes:
     """Read one line byte by byte, so that what follows it stays in the pipe."""
     line = bytearray()
     while byte := os.read(descriptor, 1):

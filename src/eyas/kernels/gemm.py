@@ -35,6 +35,7 @@ from eyas.kernels.launch import launch_options
 from eyas.kernels.packed import PackedWeight, Weight
 from eyas.kernels.tiles import (
     LEAST_OUT,
+    SPLIT_MULTIPLE,
     Tile,
     folded_tiles_for,
     gated_tiles_for,
@@ -44,8 +45,6 @@ from eyas.kernels.tiles import (
 
 COMPILER = f"triton {triton.__version__}"
 """The compiler's version, on which the kernels' speed depends."""
-SPLIT_MULTIPLE = 256
-"""Splits begin at multiples of this many columns, which are borders of every tile's blocks."""
 GROUP_ROW_TILES = 8
 """Row tiles that run next to each other, so that they share a tile of weights in the L2 cache."""
 PREFETCH = 512

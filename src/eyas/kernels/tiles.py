@@ -15,6 +15,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+SPLIT_MULTIPLE = 256
+"""Splits of a sum begin at multiples of this many columns, which are borders of every tile's blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:

@@ -42,6 +42,17 @@ def parts(
     )
 
 
+def pieces(
+    variant: GemmVariant, x_TI: torch.Tensor, weight_OI: Weight, num_pieces: int
+) -> torch.Tensor:
+    """Return sums over equal pieces of the columns, float32 [Z, T, O]."""
+    tile = None if variant.folded else variant.tile
+    sums = gemm.product(
+        x_TI, weight_OI, num_splits=num_pieces, tile=tile, out_dtype=torch.float32, pdl=True
+    )
+    return sums.view(num_pieces, len(x_TI), -1)
+
+
 def gated(
     variant: GemmVariant, x_TI: torch.Tensor, weight_OI: Weight, bias_O: torch.Tensor | None
 ) -> torch.Tensor:

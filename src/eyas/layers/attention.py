@@ -12,13 +12,16 @@ from __future__ import annotations
 import torch
 
 from eyas.attention.base import Attend
-from eyas.kernels.packed import Weight, by_row
+from eyas.kernels.packed import by_row
 from eyas.layers.layouts import UNPACKED, Layouts, common
 from eyas.layers.linear import Linear
 from eyas.layers.norm import RMSNorm
 from eyas.layers.row_order import RowOrder
+from eyas.layers.row_parallel import summing_linear
 from eyas.ops.gate_heads import gate_heads
 from eyas.ops.rotate_and_store import Angles, HeadNorm, rotate_and_store
+from eyas.parallel.cut import Cut, Parameter, Rows, held
+from eyas.parallel.shard import WHOLE, Shard
 
 
 class SelfAttention:
@@ -29,7 +32,7 @@ class SelfAttention:
     qk_norm_offset: added to the weights of these norms. head_layout: as `RopeSpec.head_layout`.
     has_sinks: each query head has a logit that takes part in the softmax and has no value.
     has_output_gate: the output of each head is multiplied by the sigmoid of a gate, whose rows of the
-    weight follow those of the head's query.
+    weight follow those of the head's query. shard: this rank's part of the heads.
     """
 
     def __init__(
@@ -52,7 +55,11 @@ class SelfAttention:
         has_sinks: bool = False,
         has_output_gate: bool = False,
         layouts: Layouts = UNPACKED,
+        shard: Shard = WHOLE,
     ) -> None:
+        queries, keys = shard.part(num_query_heads), shard.kv_heads(num_kv_heads)
+        num_query_heads, num_kv_heads = queries.count, keys.count
+        self._query_heads = queries
         self._head_dim = head_dim
         self._head_layout = head_layout
         self._qk_norm_offset = qk_norm_offset
@@ -64,22 +71,29 @@ class SelfAttention:
             "k": num_kv_heads * head_dim,
             "v": num_kv_heads * head_dim,
         }
+        projected: dict[str, int | Rows] = {
+            "q": queries.times(head_dim * (1 + has_output_gate)),
+            "k": keys.times(head_dim),
+            "v": keys.times(head_dim),
+        }
         self._qkv = Linear(
             input_size or hidden_size,
-            parts | {"q": parts["q"] * (1 + has_output_gate)},
+            projected,
             bias=qkv_bias,
             dtype=dtype,
             device=device,
             order=order,
             layout=common(layouts, parts),
         )
-        self._o = Linear(
-            self._output_width,
-            {"o": hidden_size},
+        self._o = summing_linear(
+            queries.times(head_dim),
+            "o",
+            hidden_size,
             bias=output_bias,
             dtype=dtype,
             device=device,
             order=order,
+            shard=shard,
             layout=common(layouts, ("o",)),
         )
         self._sinks_N: torch.Tensor | None = None
@@ -100,10 +114,10 @@ class SelfAttention:
             self._q_weight_H = torch.empty(head_dim, dtype=dtype, device=device)
             self._k_weight_H = torch.empty(head_dim, dtype=dtype, device=device)
 
-    def parameters(self) -> dict[str, Weight]:
+    def parameters(self) -> dict[str, Parameter]:
         found = self._qkv.parameters() | self._o.parameters()
         if self._sinks_N is not None:
-            found["sinks"] = self._sinks_N
+            found["sinks"] = held(self._sinks_N, self._query_heads)
         if self._q_weight_H is not None and self._k_weight_H is not None:
             found["q_norm.weight"] = self._q_weight_H
             found["k_norm.weight"] = self._k_weight_H
@@ -115,8 +129,9 @@ class SelfAttention:
 
     def _lay_out_heads(self, layout: tuple[int, ...]) -> None:
         """Reorder the dimensions of query and key heads."""
-        for name, tensor in self.parameters().items():
+        for name, tensor in (self.parameters() | self._qkv.views()).items():
             if name.startswith(("q.", "k.", "q_norm.", "k_norm.")):
+                assert not isinstance(tensor, Cut)
                 for rows in by_row(tensor):
                     heads = rows.view(-1, self._head_dim, *rows.shape[1:])
                     if self._has_output_gate and name.startswith("q."):

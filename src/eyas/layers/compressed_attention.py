@@ -18,7 +18,6 @@ import torch
 
 from eyas.attention.base import Attend
 from eyas.cache.store import CompressedStore, LayerStore
-from eyas.kernels.packed import Weight
 from eyas.layers.head_linear import HeadLinear
 from eyas.layers.linear import Linear
 from eyas.layers.norm import RMSNorm
@@ -26,6 +25,7 @@ from eyas.layers.row_order import RowOrder
 from eyas.ops.add_norm import normalized
 from eyas.ops.compress import Compression, Pooling, rotate_pairs
 from eyas.ops.rotate_and_store import Angles, finite
+from eyas.parallel.cut import Parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +166,8 @@ class CompressedAttention:
                 bias = torch.empty(shape, dtype=torch.float32, device=device)
                 self._pooling[name] = bias, norm(width)
 
-    def parameters(self) -> dict[str, Weight]:
-        found: dict[str, Weight] = (
+    def parameters(self) -> dict[str, Parameter]:
+        found: dict[str, Parameter] = (
             self._entry.parameters() | self._queries.parameters() | self._o_b.parameters()
         )
         found["o_a.weight"] = self._o_a_XI

@@ -10,7 +10,7 @@ N value heads, D value dim.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,9 +18,12 @@ from eyas.attention.base import Attend
 from eyas.cache.store import StateStore
 from eyas.layers.linear import Linear
 from eyas.layers.row_order import RowOrder
+from eyas.layers.row_parallel import summing_linear
 from eyas.ops.delta_rule import DeltaRule
 from eyas.ops.gated_norm import gated_norm
 from eyas.ops.rotate_and_store import Angles
+from eyas.parallel.cut import Parameter, Rows, held
+from eyas.parallel.shard import WHOLE, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,20 @@ class DeltaSizes:
         heads = self.num_value_heads
         return {"qkv": self.convolved, "z": self.output_width, "b": heads, "a": heads}
 
+    def convolved_rows(self, keys: Rows, values: Rows) -> Rows:
+        """Return the rows of queries, keys and values of these heads."""
+        of_keys = keys.times(self.key_dim)
+        return of_keys.then(of_keys, values.times(self.value_dim))
+
+    def projection_rows(self, keys: Rows, values: Rows) -> dict[str, int | Rows]:
+        """Return the rows of `projections` of these heads. values: the value heads of these key
+        heads."""
+        if self.groups_by_key:
+            whole = self.projections
+            return {part: keys.times(size // self.num_key_heads) for part, size in whole.items()}
+        outputs = values.times(self.value_dim)
+        return {"qkv": self.convolved_rows(keys, values), "z": outputs, "b": values, "a": values}
+
     def products(self, hidden_size: int) -> tuple[tuple[int, int], ...]:
         """Return (output size, input size) of the matrix products as they run."""
         return (
@@ -97,7 +114,10 @@ class DeltaSizes:
 
 
 class DeltaNet:
-    """The block of a layer that has a state in the place of attention."""
+    """The block of a layer that has a state in the place of attention.
+
+    shard: this rank's part of the heads.
+    """
 
     def __init__(
         self,
@@ -108,14 +128,27 @@ class DeltaNet:
         dtype: torch.dtype,
         device: torch.device,
         order: RowOrder,
+        shard: Shard = WHOLE,
     ) -> None:
+        keys, values = shard.part(sizes.num_key_heads), shard.part(sizes.num_value_heads)
+        projections = sizes.projection_rows(keys, values)
+        self._convolved_rows = sizes.convolved_rows(keys, values)
+        self._value_heads = values
+        value_columns = values.times(sizes.value_dim)
+        sizes = replace(sizes, num_key_heads=keys.count, num_value_heads=values.count)
         self._sizes = sizes
         self._epsilon = epsilon
         self._projections = Linear(
-            hidden_size, sizes.projections, dtype=dtype, device=device, order=order
+            hidden_size, projections, dtype=dtype, device=device, order=order
         )
-        self._o = Linear(
-            sizes.output_width, {"o": hidden_size}, dtype=dtype, device=device, order=order
+        self._o = summing_linear(
+            value_columns,
+            "o",
+            hidden_size,
+            dtype=dtype,
+            device=device,
+            order=order,
+            shard=shard,
         )
         shapes = sizes.parameter_shapes(hidden_size)
         self._own = {
@@ -132,8 +165,14 @@ class DeltaNet:
             self._own["time_bias"],
         )
 
-    def parameters(self) -> dict[str, torch.Tensor]:
-        return self._projections.tensors() | self._o.tensors() | self._own
+    def parameters(self) -> dict[str, Parameter]:
+        own: dict[str, Parameter] = {
+            "convolution.weight": held(self._own["convolution.weight"], self._convolved_rows),
+            "log_decay": held(self._own["log_decay"], self._value_heads),
+            "time_bias": held(self._own["time_bias"], self._value_heads),
+            "norm.weight": self._own["norm.weight"],
+        }
+        return self._projections.parameters() | self._o.parameters() | own
 
     def seal(self) -> None:
         if self._sizes.groups_by_key:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.kernels.packed import Weight
+from eyas.layers.divided_experts import DividedExperts, chosen
 from eyas.layers.gemm_variants import is_supported
 from eyas.layers.layouts import UNPACKED, Layouts, common, within
 from eyas.layers.linear import LogitsHead
@@ -28,6 +29,8 @@ from eyas.ops.apply_experts import apply_experts, by_expert
 from eyas.ops.gate import Activation
 from eyas.ops.route import Routing, route
 from eyas.ops.row_functions import sigmoid
+from eyas.parallel.cut import Cut, Parameter, Rows, held
+from eyas.parallel.shard import WHOLE, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class Router:
             self._head = LogitsHead(
                 num_scores, hidden_size, dtype=dtype, device=device, order=order
             )
-            (self._weight_SD,) = self._head.parameters()
+            (self._weight_SD,) = self._head.views()
 
     def parameter(self) -> torch.Tensor:
         """Return the weight [S, D] to fill, S being the number of scores."""
@@ -108,7 +111,7 @@ class Router:
 class Experts(Protocol):
     """The experts of a layer."""
 
-    def parameters(self) -> dict[str, Weight]: ...
+    def parameters(self) -> dict[str, Parameter]: ...
     def seal(self) -> None: ...
     def __call__(
         self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
@@ -145,7 +148,7 @@ class SeparateExperts:
             for _ in range(spec.num_experts)
         ]
 
-    def parameters(self) -> dict[str, Weight]:
+    def parameters(self) -> dict[str, Parameter]:
         return {
             f"{index}.{name}": view
             for index, expert in enumerate(self._experts)
@@ -172,7 +175,8 @@ class SeparateExperts:
 class StackedExperts:
     """The weights of all experts are one tensor, and a kernel runs all rows at once.
 
-    layouts: of the experts' weights that stay packed, the same for all of them.
+    layouts: of the experts' weights that stay packed, the same for all of them. shard: this rank's part
+    of the experts, or of the features between their products.
     """
 
     def __init__(
@@ -184,8 +188,17 @@ class StackedExperts:
         device: torch.device,
         activation: Activation,
         layouts: Layouts = UNPACKED,
+        shard: Shard = WHOLE,
     ) -> None:
-        num, size = spec.num_experts, spec.intermediate_size
+        self._shard = shard
+        self._num_experts = spec.num_experts
+        self._inner = Rows(spec.intermediate_size, ((0, spec.intermediate_size),))
+        self._held = Rows(spec.num_experts, ((0, spec.num_experts),))
+        if shard.by_expert:
+            self._held = shard.part(spec.num_experts)
+        else:
+            self._inner = shard.part(spec.intermediate_size)
+        num, size = self._held.count, self._inner.count
         self._activation: Activation = activation
         self._is_alternating = spec.is_alternating
         first = "0.gate_up" if spec.is_alternating else "0.gate"
@@ -203,26 +216,50 @@ class StackedExperts:
             self._gate_up_bias_E2F = torch.empty(num, 2 * size, dtype=dtype, device=device)
             self._down_bias_ED = torch.empty(num, hidden_size, dtype=dtype, device=device)
 
-    def parameters(self) -> dict[str, Weight]:
-        found: dict[str, Weight] = {}
-        size = self._down_EDF.shape[2]
+    def parameters(self) -> dict[str, Parameter]:
+        found: dict[str, Parameter] = {}
+        ((first, stop),) = self._held.ranges
         for kind, gate_up, down in (
             ("weight", self._gate_up_E2FD, self._down_EDF),
             ("bias", self._gate_up_bias_E2F, self._down_bias_ED),
         ):
             if gate_up is None or down is None:
                 continue
-            for index in range(len(down)):
-                if self._is_alternating:
-                    found[f"{index}.gate_up.{kind}"] = gate_up[index]
+            for index in range(self._num_experts):
+                if first <= index < stop:
+                    own = self._held_parameters(gate_up[index - first], down[index - first])
                 else:
-                    found[f"{index}.gate.{kind}"] = gate_up[index][:size]
-                    found[f"{index}.up.{kind}"] = gate_up[index][size:]
-                found[f"{index}.down.{kind}"] = down[index]
+                    own = self._nothing(gate_up.shape[2:])
+                found |= {f"{index}.{name}.{kind}": each for name, each in own.items()}
+        return found
+
+    def _held_parameters(self, gate_up: Weight, down: Weight) -> dict[str, Parameter]:
+        size, inner = self._inner.count, self._inner
+        found: dict[str, Parameter] = {}
+        if self._is_alternating:
+            found["gate_up"] = held(gate_up, inner.times(2))
+        else:
+            found["gate"], found["up"] = held(gate_up[:size], inner), held(gate_up[size:], inner)
+        found["down"] = down
+        if down.dim() == 2 and inner.count < inner.whole:
+            assert isinstance(down, torch.Tensor), "packed weights are not divided"
+            found["down"] = Cut.of_columns(down, inner.whole, inner.ranges[0])
+        return found
+
+    def _nothing(self, columns: tuple[int, ...]) -> dict[str, Parameter]:
+        """Return the parameters of an expert that another rank holds. columns: the hidden size, of
+        weights."""
+        inner, hidden_size = self._inner.whole, self._down_EDF.shape[1]
+        found: dict[str, Parameter] = {}
+        for name in ("gate_up",) if self._is_alternating else ("gate", "up"):
+            found[name] = Cut.nothing(inner * (1 + self._is_alternating), *columns)
+        found["down"] = Cut.nothing(hidden_size, *([inner] if columns else []))
         return found
 
     def seal(self) -> None:
         """Prepare the filled weights: the kernel reads all of gate before all of up."""
+        if self._down_bias_ED is not None and not self._shard.by_expert and self._shard.rank:
+            self._down_bias_ED.zero_()  # the first rank adds it
         if self._is_alternating:
             for gate_up in (self._gate_up_E2FD, self._gate_up_bias_E2F):
                 if gate_up is not None:
@@ -230,6 +267,19 @@ class StackedExperts:
                         set_apart(gate_up[index])
 
     def __call__(
+        self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
+    ) -> torch.Tensor:
+        shard = self._shard
+        if shard.by_expert and shard.group is not None:
+            ((first, stop),) = self._held.ranges
+            is_held_TK = (experts_TK >= first) & (experts_TK < stop)
+            here_TK = torch.where(is_held_TK, experts_TK - first, 0)
+            parts_KTD = self._apply(x_TD, here_TK, weights_TK)
+            rank_KT = experts_TK.t().long() * shard.size // self._num_experts
+            return chosen(shard.group.all_gather(parts_KTD), rank_KT)
+        return shard.completed(self._apply(x_TD, experts_TK, weights_TK))
+
+    def _apply(
         self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
     ) -> torch.Tensor:
         return apply_experts(
@@ -247,7 +297,8 @@ class StackedExperts:
 class MixtureOfExperts:
     """The feed-forward block of a layer with experts: router, experts, and the shared expert.
 
-    layouts: of its weights that stay packed.
+    layouts: of its weights that stay packed. shard: this rank's part of the experts, and of the
+    features of the shared one. Every rank has the router.
     """
 
     def __init__(
@@ -260,6 +311,7 @@ class MixtureOfExperts:
         order: RowOrder,
         activation: Activation = "silu",
         layouts: Layouts = UNPACKED,
+        shard: Shard = WHOLE,
     ) -> None:
         self._spec = spec
         self._router = Router(spec.num_scores, hidden_size, dtype=dtype, device=device, order=order)
@@ -274,7 +326,20 @@ class MixtureOfExperts:
                 spec.num_tokens, spec.routing.num_chosen, dtype=torch.int32, device=device
             )
         self._experts: Experts
-        if order.products is None:
+        if order.products is None and not shard.is_whole:
+            self._experts = DividedExperts(
+                hidden_size,
+                spec.num_experts,
+                spec.intermediate_size,
+                bias=spec.bias,
+                is_alternating=spec.is_alternating,
+                dtype=dtype,
+                device=device,
+                order=order,
+                activation=activation,
+                shard=shard,
+            )
+        elif order.products is None:
             self._experts = SeparateExperts(
                 hidden_size, spec, dtype=dtype, device=device, order=order, activation=activation
             )
@@ -286,6 +351,7 @@ class MixtureOfExperts:
                 device=device,
                 activation=activation,
                 layouts=within(layouts, "experts"),
+                shard=shard,
             )
         self._shared: GatedMlp | None = None
         if spec.shared_size:
@@ -298,11 +364,12 @@ class MixtureOfExperts:
                 order=order,
                 activation=activation,
                 layouts=within(layouts, "shared"),
+                shard=shard,
             )
 
-    def parameters(self) -> dict[str, Weight]:
+    def parameters(self) -> dict[str, Parameter]:
         scores_SD = self._router.parameter()
-        found: dict[str, Weight] = {"router.weight": scores_SD[: self._spec.num_experts]}
+        found: dict[str, Parameter] = {"router.weight": scores_SD[: self._spec.num_experts]}
         if self._spec.has_shared_gate:
             found["shared_gate.weight"] = scores_SD[self._spec.num_experts :]
         if self._bias_E is not None:

@@ -82,7 +82,7 @@ class Collapse:
         self._scale = torch.empty(num_scales, dtype=torch.float32, device=device)
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        (product,) = self._product.parameters()
+        (product,) = self._product.views()
         return {"fn": product, "base": self._base, "scale": self._scale}
 
     def seal(self) -> None:

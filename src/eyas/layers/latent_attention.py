@@ -12,6 +12,7 @@ of a stored row, X numbers of a row of several heads.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +22,11 @@ from eyas.layers.head_linear import HeadLinear
 from eyas.layers.linear import Linear
 from eyas.layers.norm import RMSNorm
 from eyas.layers.row_order import RowOrder
+from eyas.layers.row_parallel import summing_linear
 from eyas.ops.rotate_and_store import Angles
 from eyas.ops.rotate_and_store_latent import rotate_and_store_latent
+from eyas.parallel.cut import Parameter, Rows, held
+from eyas.parallel.shard import WHOLE, Shard
 
 LATENT_EPSILON = 1e-6
 """Of the norms of latents, whatever the model's own norms have, as in transformers."""
@@ -92,7 +96,8 @@ class LatentAttention:
     """Latent attention with rotary positions.
 
     input_size: features of the input; None is hidden_size, which is always the size of the output.
-    head_layout: of the rotated dimensions, as `RopeSpec.head_layout`.
+    head_layout: of the rotated dimensions, as `RopeSpec.head_layout`. shard: this rank's part of the
+    heads; every rank makes the latents.
     """
 
     def __init__(
@@ -106,43 +111,60 @@ class LatentAttention:
         order: RowOrder,
         input_size: int | None = None,
         head_layout: tuple[int, ...] | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
-        def linear(num_in: int, parts: dict[str, int]) -> Linear:
+        def linear(num_in: int, parts: Mapping[str, int | Rows]) -> Linear:
             return Linear(num_in, parts, dtype=dtype, device=device, order=order)
 
         def norm(size: int) -> RMSNorm:
             return RMSNorm(size, LATENT_EPSILON, dtype=dtype, device=device)
 
+        heads = shard.part(num_heads)
+        num_heads = heads.count
         self._sizes = sizes
         self._num_heads = num_heads
         self._order = order
         self._head_layout = head_layout
         parts = sizes.entry_parts(num_heads)
         self._entry_widths = list(parts.values())
-        self._entry = linear(input_size or hidden_size, parts)
+        entry: dict[str, int | Rows] = {**parts}
+        if "q" in entry:
+            entry["q"] = heads.times(sizes.query_dim)
+        self._entry = linear(input_size or hidden_size, entry)
         self._query: tuple[RMSNorm, Linear] | None = None
         if sizes.query_rank is not None:
-            queries = linear(sizes.query_rank, {"q_b": num_heads * sizes.query_dim})
+            queries = linear(sizes.query_rank, {"q_b": heads.times(sizes.query_dim)})
             self._query = (norm(sizes.query_rank), queries)
         self._row_norm = norm(sizes.rank)
-        kv_width = num_heads * (sizes.plain_dim + sizes.value_dim)
-        self._kv_b_XF = torch.empty(kv_width, sizes.rank, dtype=dtype, device=device)
-        self._o = linear(num_heads * sizes.value_dim, {"o": hidden_size})
+        self._kv_rows = heads.times(sizes.plain_dim + sizes.value_dim)
+        self._kv_b_XF = torch.empty(self._kv_rows.count, sizes.rank, dtype=dtype, device=device)
+        self._o = summing_linear(
+            heads.times(sizes.value_dim),
+            "o",
+            hidden_size,
+            dtype=dtype,
+            device=device,
+            order=order,
+            shard=shard,
+        )
 
-    def parameters(self) -> dict[str, torch.Tensor]:
-        found = self._entry.tensors() | self._o.tensors()
+    def parameters(self) -> dict[str, Parameter]:
+        found = self._entry.parameters() | self._o.parameters()
         if self._query is not None:
             query_norm, queries = self._query
             found["q_a_norm.weight"] = query_norm.parameter()
-            found |= queries.tensors()
+            found |= queries.parameters()
         found["kv_a_norm.weight"] = self._row_norm.parameter()
-        found["kv_b.weight"] = self._kv_b_XF
+        found["kv_b.weight"] = held(self._kv_b_XF, self._kv_rows)
         return found
 
     def _lay_out_heads(self, layout: tuple[int, ...]) -> None:
         """Reorder the rotated dimensions of queries and of the row."""
-        sizes, parameters = self._sizes, self.parameters()
-        queries = parameters["q_b.weight" if self._query is not None else "q.weight"]
+        sizes, parameters = self._sizes, self._entry.tensors()
+        if self._query is None:
+            queries = parameters["q.weight"]
+        else:
+            queries = self._query[1].tensors()["q_b.weight"]
         heads = queries.view(self._num_heads, sizes.query_dim, -1)[:, sizes.plain_dim :]
         heads.copy_(heads[:, layout])
         row = parameters["kv_a.weight"][sizes.rank :]

@@ -11,6 +11,7 @@ Legend: T rows, I input features, O output features, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ from eyas.kernels.packed import Layout, Weight
 from eyas.layers.row_order import RowOrder
 from eyas.native.products import packed_weight
 from eyas.ops.gate import Activation, gate
+from eyas.parallel.cut import Cut, Parameter, Rows, held
+from eyas.parallel.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
     from eyas.layers.gemm_variants import GemmPlan, GemmVariant, Role
@@ -62,7 +65,7 @@ def _blocked_linear(
 class Linear:
     """A product `x @ weight.T + bias` whose weight has one or more named parts.
 
-    parts: output features by name, in the order of the output columns.
+    parts: output features by name, in the order of the output columns; `Rows` are those of one rank.
     layout: keep the weight packed like this; only where the row order names products of a device.
     Fill the tensors of `parameters()`, then call `seal()` once before running the layer.
     """
@@ -70,7 +73,7 @@ class Linear:
     def __init__(
         self,
         in_features: int,
-        parts: Mapping[str, int],
+        parts: Mapping[str, int | Rows],
         *,
         bias: bool = False,
         dtype: torch.dtype,
@@ -78,9 +81,12 @@ class Linear:
         order: RowOrder,
         layout: Layout | None = None,
     ) -> None:
-        out_features = sum(parts.values())
+        self._rows = {
+            name: Rows(part, ((0, part),)) if isinstance(part, int) else part
+            for name, part in parts.items()
+        }
+        out_features = sum(rows.count for rows in self._rows.values())
         self.shape = (out_features, in_features)
-        self._parts = dict(parts)
         self._bucket = order.bucket
         self._products = order.products
         assert layout is None or self._products is not None, (
@@ -98,21 +104,29 @@ class Linear:
             self._apply = apply
         self._is_sealed = False
 
-    def parameters(self) -> dict[str, Weight]:
-        """Return views to fill: "part.weight" and, with a bias, "part.bias"."""
+    def views(self) -> dict[str, Weight]:
+        """Return what is held: "part.weight" and, with a bias, "part.bias"."""
         assert not self._is_sealed, "a sealed layer has no parameters to fill"
         views: dict[str, Weight] = {}
         start = 0
-        for name, size in self._parts.items():
-            views[f"{name}.weight"] = self._weight_OI[start : start + size]
+        for name, rows in self._rows.items():
+            stop = start + rows.count
+            views[f"{name}.weight"] = self._weight_OI[start:stop]
             if self._bias_O is not None:
-                views[f"{name}.bias"] = self._bias_O[start : start + size]
-            start += size
+                views[f"{name}.bias"] = self._bias_O[start:stop]
+            start = stop
         return views
 
+    def parameters(self) -> dict[str, Parameter]:
+        """Return what a loader fills, under the names of `views`."""
+        found: dict[str, Parameter] = {}
+        for name, view in self.views().items():
+            found[name] = held(view, self._rows[name.rpartition(".")[0]])
+        return found
+
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return `parameters()` of a layer whose weight is not packed."""
-        found = self.parameters()
+        """Return `views()` of a layer whose weight is not packed."""
+        found = self.views()
         return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
 
     def seal(self) -> None:
@@ -124,6 +138,10 @@ class Linear:
             if self._packed is not None:
                 self._weight_OI = torch.empty(0)
         self._is_sealed = True
+
+    def release(self) -> None:
+        """Drop the weights, which the caller has packed."""
+        self._weight_OI, self._is_sealed = torch.empty(0), True
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Return [T, O] in x's dtype; the row order must allow T."""
@@ -144,6 +162,12 @@ class Linear:
             return self(x_TI)
         num_splits = self._plans["parts"].num_splits
         return self._apply.parts(variant, x_TI, self._weight_OI, num_splits)
+
+    def pieces(self, x_TI: torch.Tensor, num_pieces: int) -> torch.Tensor:
+        """Return sums over equal pieces of the input features, float32 [Z, T, O]; on a device alone."""
+        variant = self._variant(len(x_TI), "parts")
+        assert variant is not None and self._bias_O is None
+        return self._apply.pieces(variant, x_TI, self._weight_OI, num_pieces)
 
     def gated(self, x_TI: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
         """Return [T, O / 2]: the activation of the first half of the outputs times the second."""
@@ -180,19 +204,24 @@ class LogitsHead:
         dtype: torch.dtype,
         device: torch.device,
         order: RowOrder,
+        shard: Shard = WHOLE,
     ) -> None:
         self.shape = (vocab_size, hidden_size)
+        self._group = shard.group
+        self._tokens = [replace(shard, rank=rank).part(vocab_size) for rank in range(shard.size)]
+        self._rank = shard.rank
+        held_tokens = self._tokens[shard.rank].count
         self._bucket = order.bucket
         weight_dtype = torch.float32 if device.type == "cpu" else dtype
         size = torch.empty(0, dtype=weight_dtype).element_size()
         block_rows = max(1, HEAD_BLOCK_BYTES // (size * hidden_size))
         if device.type != "cpu":
-            block_rows = vocab_size
+            block_rows = held_tokens
         self._blocks = [
             torch.empty(
-                min(block_rows, vocab_size - start), hidden_size, dtype=weight_dtype, device=device
+                min(block_rows, held_tokens - start), hidden_size, dtype=weight_dtype, device=device
             )
-            for start in range(0, vocab_size, block_rows)
+            for start in range(0, held_tokens, block_rows)
         ]
         self._packed: list[PackedProduct | None] = [None] * len(self._blocks)
         self._is_float32 = weight_dtype == torch.float32
@@ -201,13 +230,33 @@ class LogitsHead:
             from eyas.layers import apply
 
             self._apply = apply
-            self._plan = order.products.plan(vocab_size, hidden_size, dtype, "logits")
+            self._plan = order.products.plan(held_tokens, hidden_size, dtype, "logits")
         self._is_sealed = False
 
-    def parameters(self) -> list[torch.Tensor]:
-        """Return consecutive blocks of rows to fill."""
+    def views(self) -> list[torch.Tensor]:
+        """Return consecutive blocks of the rows that are held."""
         assert not self._is_sealed, "a sealed layer has no parameters to fill"
         return self._blocks
+
+    def parameters(self) -> list[Parameter]:
+        """Return what a loader fills: consecutive blocks of rows, or one of which this rank has a
+        part."""
+        ((first, _),) = self._tokens[self._rank].ranges
+        if len(self._tokens) == 1:
+            return list(self.views())
+        blocks: list[Parameter] = []
+        for block in self.views():
+            rows = Rows(self.shape[0], ((first, first + len(block)),))
+            blocks.append(Cut.of_rows(block, rows))
+            first += len(block)
+        return blocks
+
+    def fill_from(self, weight_VI: torch.Tensor) -> None:
+        """Copy the rows that are held from the weight of all tokens."""
+        ((start, _),) = self._tokens[self._rank].ranges
+        for block_VI in self.views():
+            block_VI.copy_(weight_VI[start : start + len(block_VI)])
+            start += len(block_VI)
 
     def seal(self) -> None:
         assert not self._is_sealed, "seal() is called once"
@@ -218,8 +267,22 @@ class LogitsHead:
         self._is_sealed = True
 
     def __call__(self, x_TI: torch.Tensor, out_TV: torch.Tensor | None = None) -> torch.Tensor:
-        """Return float32 [T, V]; the row order must allow T. out_TV: where a device writes the
-        result."""
+        """Return float32 [T, V]; on other ranks than the first, nothing [0, V].
+
+        The row order must allow T. out_TV: where a device writes the result.
+        """
+        if self._group is None:
+            return self._held(x_TI, out_TV)
+        most = max(tokens.count for tokens in self._tokens)
+        held_TV = self._held(x_TI, None)
+        all_NTV = self._group.gather(F.pad(held_TV, (0, most - held_TV.shape[1])))
+        if all_NTV is None:
+            return held_TV.new_empty((0, self.shape[0]))
+        columns = [held[:, : part.count] for held, part in zip(all_NTV, self._tokens, strict=True)]
+        return torch.cat(columns, dim=1, out=out_TV)
+
+    def _held(self, x_TI: torch.Tensor, out_TV: torch.Tensor | None) -> torch.Tensor:
+        """Return the logits of the tokens whose rows are held."""
         if self._plan is not None:
             (weight_VI,), variant = self._blocks, self._plan.variant(len(x_TI))
             return self._apply.logits(variant, x_TI, weight_VI, out_TV)

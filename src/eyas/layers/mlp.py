@@ -14,7 +14,11 @@ from eyas.kernels.packed import Weight, by_row
 from eyas.layers.layouts import UNPACKED, Layouts, common
 from eyas.layers.linear import Linear
 from eyas.layers.row_order import RowOrder
-from eyas.ops.gate import Activation
+from eyas.layers.row_parallel import RowParallelLinear, summing_linear
+from eyas.ops.add_norm import summed
+from eyas.ops.gate import Activation, gate_by_vectors
+from eyas.parallel.cut import Parameter, Rows
+from eyas.parallel.shard import WHOLE, Shard
 
 
 def set_apart(rows: Weight) -> None:
@@ -27,7 +31,8 @@ class GatedMlp:
     """The feed-forward block: two products and an activation; "gate" and "up" are one product.
 
     is_alternating: the checkpoint stores both in one tensor, "gate_up", whose rows alternate.
-    layouts: of its weights that stay packed.
+    layouts: of its weights that stay packed. shard: this rank's part of the features between the
+    products.
     """
 
     def __init__(
@@ -42,12 +47,15 @@ class GatedMlp:
         activation: Activation = "silu",
         is_alternating: bool = False,
         layouts: Layouts = UNPACKED,
+        shard: Shard = WHOLE,
     ) -> None:
+        inner = shard.part(intermediate_size)
+        self._by_vectors = not shard.is_whole
         self._activation: Activation = activation
         self._is_alternating = is_alternating
-        gate_up = {"gate": intermediate_size, "up": intermediate_size}
+        gate_up: dict[str, int | Rows] = {"gate": inner, "up": inner}
         if is_alternating:
-            gate_up = {"gate_up": 2 * intermediate_size}
+            gate_up = {"gate_up": inner.times(2)}
         self._gate_up = Linear(
             hidden_size,
             gate_up,
@@ -57,26 +65,49 @@ class GatedMlp:
             order=order,
             layout=common(layouts, gate_up),
         )
-        self._down = Linear(
-            intermediate_size,
-            {"down": hidden_size},
+        self._down = summing_linear(
+            inner,
+            "down",
+            hidden_size,
             bias=bias,
             dtype=dtype,
             device=device,
             order=order,
+            shard=shard,
             layout=common(layouts, ("down",)),
         )
 
-    def parameters(self) -> dict[str, Weight]:
+    def parameters(self) -> dict[str, Parameter]:
         return self._gate_up.parameters() | self._down.parameters()
 
     def seal(self) -> None:
         if self._is_alternating:
-            for rows in self._gate_up.parameters().values():
+            for rows in self._gate_up.views().values():
                 set_apart(rows)
         self._gate_up.seal()
         self._down.seal()
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the parts of the block's output (`Linear.parts`) for an input [T, D]."""
-        return self._down.parts(self._gate_up.gated(x_TD, self._activation))
+        return self._down.parts(self.inner(x_TD))
+
+    def whole(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return the block's output as one sum [T, D]."""
+        return summed(self(x_TD))
+
+    def partial(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of the output, float32 [T, D], without the bias."""
+        assert isinstance(self._down, RowParallelLinear), "one rank has no parts"
+        return self._down.partial(self.inner(x_TD))
+
+    @property
+    def down_bias(self) -> torch.Tensor | None:
+        """The bias of a divided output; None without one."""
+        assert isinstance(self._down, RowParallelLinear), "one rank has no parts"
+        return self._down.bias_O
+
+    def inner(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return the input of the second product [T, F], of this rank's features."""
+        if self._by_vectors and x_TD.device.type == "cpu":
+            return gate_by_vectors(self._gate_up(x_TD), self._activation)
+        return self._gate_up.gated(x_TD, self._activation)

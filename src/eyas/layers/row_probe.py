@@ -91,7 +91,7 @@ def _probes(
         yield label, linear, in_features, out_features * in_features
     for head in dict.fromkeys(heads):
         logits = LogitsHead(*head, dtype=dtype, device=CPU, order=order)
-        for block in logits.parameters():
+        for block in logits.views():
             _fill(block, head[1])
         logits.seal()
         yield f"the logits head of shape {head[0]} x {head[1]}", logits, head[1], head[0] * head[1]

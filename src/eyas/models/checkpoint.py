@@ -13,7 +13,7 @@ restricted reader opens them, which builds tensors and runs no code.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from eyas.kernels.packed import Layout, Weight
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats import Format, StoredTensor, format_of, without_cache_scales
+from eyas.parallel.cut import Range
 
 MAPPED_BYTES = 64 << 20
 PICKLE_SUFFIX = ".bin"
@@ -50,6 +51,20 @@ class Kept:
     layouts: Mapping[str, Layout]
     dtype: torch.dtype
     device: torch.device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """A part of a tensor, and what takes it.
+
+    outer: index into the first dimension of a tensor [E, O, I]; None where the rows are those of the
+    first dimension. columns: of the last dimension; None is all.
+    """
+
+    outer: int | None
+    rows: Range
+    columns: Range | None
+    target: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +120,24 @@ class Checkpoint:
         with _Readers() as readers:
             readers.open(tensor.files)
             return readers.read(tensor).clone()
+
+    def stream_regions(
+        self, regions: Mapping[str, Sequence[Region]]
+    ) -> Iterator[tuple[str, Iterator[tuple[torch.Tensor, torch.Tensor]]]]:
+        """Yield (name, pairs) for these names, file by file; pairs yields (target, values) on the CPU.
+
+        Each region comes in one or several parts. Nothing else is read of a tensor whose values are
+        stored.
+        """
+        by_file: dict[Path, list[StoredTensor]] = defaultdict(list)
+        for name in regions:
+            by_file[self.tensors[name].file].append(self.tensors[name])
+        for tensors in by_file.values():
+            for group in _groups(tensors):
+                with _Readers() as readers:
+                    for tensor in group:
+                        readers.open(tensor.files)
+                        yield tensor.name, _region_values(tensor, readers, regions[tensor.name])
 
     def stream(
         self, names: list[str], kept: Kept | None = None
@@ -279,8 +312,20 @@ class _Readers:
 
     def read(self, entry: StoredTensor) -> torch.Tensor:
         """Return a tensor as it is stored."""
+        return self._take(entry, lambda reader: reader.get_tensor(entry.name))
+
+    def read_region(self, entry: StoredTensor, region: Region) -> torch.Tensor:
+        """Return a part of a tensor as it is stored."""
+        index: tuple[int | slice, ...] = (slice(*region.rows),)
+        if region.outer is not None:
+            index = (region.outer, *index)
+        if region.columns is not None:
+            index = (*index, slice(*region.columns))
+        return self._take(entry, lambda reader: reader.get_slice(entry.name)[index])
+
+    def _take(self, entry: StoredTensor, take: Callable[[Any], torch.Tensor]) -> torch.Tensor:
         try:
-            return self._open[entry.file].get_tensor(entry.name)
+            return take(self._open[entry.file])
         except (SafetensorError, OSError, RuntimeError) as error:
             raise ValueError(
                 f"{entry.file}: tensor {entry.name!r} cannot be read ({error}); download it again"
@@ -300,6 +345,37 @@ def _parts(
     for start, stop in tensor.row_ranges(layout):
         rows = tensor.packing.pack(pieces, start, stop, layout, kept.dtype, kept.device)
         yield start, rows
+
+
+def _region_values(
+    tensor: StoredTensor, readers: _Readers, regions: Sequence[Region]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield (target, values) of regions of a tensor."""
+    if tensor.packing is None:
+        for region in regions:
+            yield region.target, readers.read_region(tensor, region)
+        return
+    pieces = {role: readers.read(piece) for role, piece in tensor.packing.pieces.items()}
+    for start, stop in tensor.row_ranges():
+        wanted = [(region, *_within(region, start, stop)) for region in regions]
+        wanted = [each for each in wanted if each[1] < each[2]]
+        if not wanted:
+            continue
+        decoded = tensor.packing.decode(pieces, start, stop)
+        for region, first, last in wanted:
+            values = decoded[first - start : last - start]
+            if region.outer is None:
+                low = first - region.rows[0]
+                target = region.target[low : low + last - first]
+            else:
+                values, target = values[0, slice(*region.rows)], region.target
+            yield target, values if region.columns is None else values[:, slice(*region.columns)]
+
+
+def _within(region: Region, start: int, stop: int) -> Range:
+    """Return the indices of the first dimension that a region has between two others."""
+    first, last = region.rows if region.outer is None else (region.outer, region.outer + 1)
+    return max(first, start), min(last, stop)
 
 
 def _values(tensor: StoredTensor, readers: _Readers) -> Iterator[tuple[int, torch.Tensor]]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from eyas.attention.base import Attend
-from eyas.kernels.packed import Weight
 from eyas.layers.attention import SelfAttention
 from eyas.layers.delta_net import DeltaNet
 from eyas.layers.embedding import Embedding
@@ -30,6 +29,8 @@ from eyas.layers.rope import Angles, RopeTable
 from eyas.layers.row_order import RowOrder
 from eyas.models.spec import LLAMA, LayerTraits, ModelSpec
 from eyas.ops.add_norm import added
+from eyas.parallel.cut import Parameter
+from eyas.parallel.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
     from eyas.models.heads.spec import HeadSpec
@@ -40,7 +41,8 @@ class DecoderLayer:
 
     index: of the layer; `attend` gets it. input_size: width of the input of attention; None is the
     hidden size. norms_input: whether the layer normalises the residual stream before attention, where
-    its family does. traits: of the family. layouts: of the layer's weights that stay packed.
+    its family does. traits: of the family. layouts: of the layer's weights that stay packed. shard:
+    this rank's part of the layer.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class DecoderLayer:
         norms_input: bool = True,
         traits: LayerTraits = LLAMA,
         layouts: Layouts = UNPACKED,
+        shard: Shard = WHOLE,
     ) -> None:
         def norm() -> RMSNorm:
             offset = traits.norm_offset
@@ -76,6 +79,7 @@ class DecoderLayer:
             input_size=input_size,
             traits=traits,
             layouts=within(layouts, "attention"),
+            shard=shard,
         )
         self._mlp: GatedMlp | MixtureOfExperts
         experts = spec.experts_of(index)
@@ -89,6 +93,7 @@ class DecoderLayer:
                 order=order,
                 activation=traits.activation,
                 layouts=within(layouts, "mlp"),
+                shard=shard,
             )
         else:
             self._mlp = MixtureOfExperts(
@@ -99,6 +104,7 @@ class DecoderLayer:
                 order=order,
                 activation=traits.activation,
                 layouts=within(layouts, "mlp"),
+                shard=shard,
             )
 
     @property
@@ -111,9 +117,9 @@ class DecoderLayer:
         }
         return {name: norm for name, norm in norms.items() if norm is not None}
 
-    def parameters(self) -> dict[str, Weight]:
+    def parameters(self) -> dict[str, Parameter]:
         """Return the tensors to fill, by name within the layer."""
-        tensors: dict[str, Weight] = {
+        tensors: dict[str, Parameter] = {
             f"{name}.weight": norm.parameter() for name, norm in self._norms.items()
         }
         tensors |= {
@@ -173,6 +179,7 @@ def _new_attention(
     input_size: int | None,
     traits: LayerTraits,
     layouts: Layouts,
+    shard: Shard,
 ) -> SelfAttention | LatentAttention | DeltaNet:
     """Return the attention block of a layer, or its delta net, as the spec describes it."""
     if (state := spec.state_of(index)) is not None:
@@ -183,6 +190,7 @@ def _new_attention(
             dtype=dtype,
             device=device,
             order=order,
+            shard=shard,
         )
     if spec.latent is not None:
         return LatentAttention(
@@ -194,6 +202,7 @@ def _new_attention(
             order=order,
             input_size=input_size,
             head_layout=spec.rope.head_layout,
+            shard=shard,
         )
     return SelfAttention(
         spec.hidden_size,
@@ -213,13 +222,14 @@ def _new_attention(
         has_sinks=traits.has_sinks,
         has_output_gate=traits.has_output_gate,
         layouts=layouts,
+        shard=shard,
     )
 
 
 class _Layer(Protocol):
     """What a decoder needs of a layer to fill it."""
 
-    def parameters(self) -> dict[str, Weight]: ...
+    def parameters(self) -> dict[str, Parameter]: ...
     def seal(self) -> None: ...
 
 
@@ -235,14 +245,17 @@ class Decoder:
         max_model_len: int | None = None,
         order: RowOrder | None = None,
         layouts: Layouts = UNPACKED,
+        shard: Shard = WHOLE,
     ) -> None:
         """Allocate the weights on `device`.
 
         max_model_len: number of positions to prepare rope angles for; None is `spec.max_position`.
         order: the row counts to run; None runs every count as it is, and makes no promise about bits.
-        layouts: of the weights that stay packed, by parameter name (`packing.decide`).
+        layouts: of the weights that stay packed, by parameter name (`packing.decide`). shard: the part
+        of the layers and of the logits head that this rank has.
         """
         self.spec = spec
+        self.shard = shard
         self.dtype = dtype
         self.device = torch.device(device)
         self.max_model_len = max_model_len or spec.max_position
@@ -263,7 +276,12 @@ class Decoder:
             offset=spec.traits.norm_offset,
         )
         self.head = LogitsHead(
-            spec.vocab_size, spec.hidden_size, dtype=dtype, device=self.device, order=self.order
+            spec.vocab_size,
+            spec.hidden_size,
+            dtype=dtype,
+            device=self.device,
+            order=self.order,
+            shard=shard,
         )
         self._rope = RopeTable(spec.rope, self.max_model_len, dtype=dtype, device=self.device)
         self._window_rope: RopeTable | None = None
@@ -283,17 +301,18 @@ class Decoder:
                 order=self.order,
                 traits=spec.traits,
                 layouts=within(layouts, f"layers.{index}"),
+                shard=self.shard,
             )
             for index in range(spec.num_layers)
         ]
 
-    def parameters(self) -> dict[str, list[Weight]]:
+    def parameters(self) -> dict[str, list[Parameter]]:
         """Return the tensors that a loader fills, by parameter name.
 
         Each parameter is a list of tensors, consecutive blocks of its rows. A tied logits head is not
         among them; `seal` copies it from the embedding.
         """
-        tensors: dict[str, list[Weight]] = {"embedding.weight": [self.embedding.weight_VD]}
+        tensors: dict[str, list[Parameter]] = {"embedding.weight": [self.embedding.weight_VD]}
         for index, layer in enumerate(self._layers):
             for name, view in layer.parameters().items():
                 tensors[f"layers.{index}.{name}"] = [view]
@@ -305,11 +324,7 @@ class Decoder:
     def seal(self) -> None:
         """Prepare the filled weights for running; call once, after the last parameter is filled."""
         if self.spec.tie_embeddings:
-            start = 0
-            for block_VD in self.head.parameters():
-                stop = start + block_VD.shape[0]
-                block_VD.copy_(self.embedding.weight_VD[start:stop])
-                start = stop
+            self.head.fill_from(self.embedding.weight_VD)
         for layer in self._layers:
             layer.seal()
         self._norm.seal()
@@ -363,7 +378,8 @@ class Decoder:
         return normed_TD, streams | {len(self._layers): stream_TD}
 
     def logits(self, hidden_RD: torch.Tensor, out_RV: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the float32 logits [R, V] of final hidden states [R, D].
+        """Return the float32 logits [R, V] of final hidden states [R, D]; on other ranks than the
+        first, none [0, V].
 
         R is a count that `order.pad` returns. out_RV: where to write them; used on a CUDA device alone.
         """

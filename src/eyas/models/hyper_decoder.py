@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from eyas.attention.base import Attend
-from eyas.kernels.packed import Weight
 from eyas.layers.compressed_attention import CompressedAttention
 from eyas.layers.experts import MixtureOfExperts
 from eyas.layers.hyper_connections import Collapse, HyperConnection
@@ -25,6 +24,7 @@ from eyas.models.decoder import Decoder
 from eyas.models.spec import ModelSpec
 from eyas.ops.add_norm import summed
 from eyas.ops.rotate_and_store import Angles
+from eyas.parallel.cut import Parameter
 
 if TYPE_CHECKING:
     from eyas.models.heads.spec import HeadSpec
@@ -68,9 +68,9 @@ class HyperLayer:
             activation=spec.traits.activation,
         )
 
-    def parameters(self) -> dict[str, Weight]:
+    def parameters(self) -> dict[str, Parameter]:
         """Return the tensors to fill, by name within the layer."""
-        found: dict[str, Weight] = {
+        found: dict[str, Parameter] = {
             "attention_norm.weight": self._attention_norm.parameter(),
             "mlp_norm.weight": self._mlp_norm.parameter(),
         }
@@ -132,7 +132,7 @@ class HyperDecoder(Decoder):
             for index in range(spec.num_layers)
         ]
 
-    def parameters(self) -> dict[str, list[Weight]]:
+    def parameters(self) -> dict[str, list[Parameter]]:
         found = super().parameters()
         for name, view in self._collapse.parameters().items():
             found[f"collapse.{name}"] = [view]

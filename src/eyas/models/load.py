@@ -15,7 +15,6 @@ import torch
 
 from eyas.cache.store import KVScales
 from eyas.config import DtypeName
-from eyas.kernels.packed import Weight
 from eyas.layers.row_order import RowOrder
 from eyas.models.checkpoint import Checkpoint, Kept
 from eyas.models.decoder import Decoder
@@ -34,6 +33,8 @@ from eyas.models.weights import (
     stored_names,
     wanted_tensors,
 )
+from eyas.parallel.cut import Parameter, whole
+from eyas.parallel.shard import WHOLE, Shard
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class ModelFiles:
     checkpoint: Checkpoint
     names: Mapping[str, str]
     wanted: Mapping[str, str]
-    shapes: Mapping[str, list[Weight]]
+    shapes: Mapping[str, list[Parameter]]
     storage: Storage
 
     @classmethod
@@ -83,9 +84,16 @@ class ModelFiles:
         storage = decide(spec, shapes, checkpoint.tensors, wanted, names)
         return cls(spec, checkpoint, names, wanted, shapes, storage)
 
-    def num_bytes(self, dtype: torch.dtype, *, stays_packed: bool) -> int:
-        """Return the bytes of the weights in memory. stays_packed: whether kernels run there."""
-        return num_bytes(self.shapes, dtype, self.storage.layouts if stays_packed else {})
+    def num_bytes(self, dtype: torch.dtype, *, stays_packed: bool, shard: Shard = WHOLE) -> int:
+        """Return the bytes of a rank's weights in memory. stays_packed: whether kernels run there."""
+        if shard.is_whole:
+            return num_bytes(self.shapes, dtype, self.storage.layouts if stays_packed else {})
+        new_decoder = decoder_class(self.spec)
+        held = new_decoder(
+            self.spec, dtype=torch.bfloat16, device="meta", max_model_len=1, shard=shard
+        ).parameters()
+        cuts = (whole(block) for blocks in held.values() for block in blocks)
+        return sum(cut.target.numel() for cut in cuts) * dtype.itemsize
 
     def load(
         self,
@@ -96,6 +104,7 @@ class ModelFiles:
         extends: bool = False,
         order: RowOrder | None = None,
         progress: Progress | None = None,
+        shard: Shard = WHOLE,
     ) -> Decoder:
         """Load the weights and return the decoder.
 
@@ -103,7 +112,8 @@ class ModelFiles:
         tokens; None is the checkpoint's. extends: allow more than the checkpoint's context length; a
         draft model may get longer texts, where its drafts are worse but the output is not.
         order: the row counts that the runner uses (from `find_row_order`); with None, bits may depend
-        on the number of rows. progress: called after each tensor.
+        on the number of rows. progress: called after each tensor. shard: the part of the weights that
+        is read and held; if it is not all, quantised ones are dequantised.
         ValueError: `max_model_len` is too large, or a weight is not finite.
         """
         longest = self.spec.max_position
@@ -114,9 +124,13 @@ class ModelFiles:
             )
         dtype = resolve_dtype(dtype, device)
         has_kernels = order is not None and order.products is not None
-        storage = self.storage if has_kernels else Storage()
+        stays_packed = has_kernels and shard.is_whole
+        storage = self.storage if stays_packed else Storage()
         if (stored := self.checkpoint.format) is not None:
-            how = storage.description if has_kernels else "all are dequantised (no kernels here)"
+            how = storage.description
+            if not stays_packed:
+                why = "ranks divide them" if has_kernels else "no kernels here"
+                how = f"all are dequantised ({why})"
             log.info(
                 "weights are stored as %s and computed as %s: %s%s",
                 stored.description,
@@ -132,6 +146,7 @@ class ModelFiles:
                 max_model_len=max_model_len,
                 order=order,
                 layouts=storage.layouts,
+                shard=shard,
             )
             parameters = fused(decoder.parameters(), self.names)
             kept = Kept(storage.tensors, dtype, decoder.device)

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from eyas.kernels.packed import Layout, Weight
+from eyas.kernels.packed import Layout
 from eyas.layers.gemm_variants import is_supported
 from eyas.models.formats import StoredTensor
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import fused_name, stores_transposed
+from eyas.parallel.cut import Parameter
 
 _TAKEN = re.compile(
     r"layers\.\d+\.(attention\.[qkvo]|mlp\.(experts\.\d+\.|shared\.)?(gate|up|gate_up|down))\.weight"
@@ -51,7 +52,7 @@ class Storage:
 
 def decide(
     spec: ModelSpec,
-    parameters: Mapping[str, list[Weight]],
+    parameters: Mapping[str, list[Parameter]],
     tensors: Mapping[str, StoredTensor],
     wanted: Mapping[str, str],
     names: Mapping[str, str],
@@ -86,7 +87,7 @@ def decide(
 
 def packable(
     spec: ModelSpec,
-    parameters: Mapping[str, list[Weight]],
+    parameters: Mapping[str, list[Parameter]],
     choose: Callable[[str], Layout | None],
 ) -> dict[str, Layout]:
     """Return the layouts of weights that are drawn and not read. choose: the layout that is wanted for
@@ -100,7 +101,7 @@ def packable(
 
 
 def num_bytes(
-    parameters: Mapping[str, list[Weight]], dtype: torch.dtype, layouts: Mapping[str, Layout]
+    parameters: Mapping[str, list[Parameter]], dtype: torch.dtype, layouts: Mapping[str, Layout]
 ) -> int:
     """Return the bytes of all parameters on a device."""
     total = 0
@@ -114,7 +115,7 @@ def num_bytes(
     return total
 
 
-def _weights(parameters: Mapping[str, list[Weight]]) -> Iterator[list[str]]:
+def _weights(parameters: Mapping[str, list[Parameter]]) -> Iterator[list[str]]:
     """Yield the parameters of each weight that a layer runs as one."""
     groups: dict[str, list[str]] = defaultdict(list)
     for parameter in parameters:
@@ -127,7 +128,7 @@ def _weights(parameters: Mapping[str, list[Weight]]) -> Iterator[list[str]]:
 def _layout_of(
     spec: ModelSpec,
     group: list[str],
-    parameters: Mapping[str, list[Weight]],
+    parameters: Mapping[str, list[Parameter]],
     tensors: list[StoredTensor],
     is_transposed: bool,
 ) -> Layout | str:
@@ -150,7 +151,9 @@ def _layout_of(
     return _divided(spec, replace(first, rows=rows), group, parameters)
 
 
-def _refusal(spec: ModelSpec, parameter: str, parameters: Mapping[str, list[Weight]]) -> str | None:
+def _refusal(
+    spec: ModelSpec, parameter: str, parameters: Mapping[str, list[Parameter]]
+) -> str | None:
     """Return why no layout of a parameter stays packed; None where one may."""
     if not _TAKEN.fullmatch(parameter) or (spec.latent is not None and ".attention." in parameter):
         return "their layers use values"
@@ -160,7 +163,7 @@ def _refusal(spec: ModelSpec, parameter: str, parameters: Mapping[str, list[Weig
 
 
 def _divided(
-    spec: ModelSpec, layout: Layout, group: list[str], parameters: Mapping[str, list[Weight]]
+    spec: ModelSpec, layout: Layout, group: list[str], parameters: Mapping[str, list[Parameter]]
 ) -> Layout:
     """Return the layout with so few rows of a block that every part begins with a block; with one row
     where the layer reorders rows."""

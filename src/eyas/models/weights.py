@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 
 from eyas.kernels.packed import PackedWeight, Weight
-from eyas.models.checkpoint import Checkpoint, Kept
+from eyas.models.checkpoint import Checkpoint, Kept, Region
 from eyas.models.formats import StoredTensor
 from eyas.models.spec import ModelSpec
 from eyas.ops.dequantise import dequantised
+from eyas.parallel.cut import Cut, Parameter, whole
 
 Progress = Callable[[str, int, int], None]
 """Called with (tensor name, bytes copied, bytes in all) after each tensor."""
@@ -100,24 +101,28 @@ _PACKED = re.compile(r"\.experts\.(gate_up|down)\.weight$")
 
 
 def fused(
-    parameters: Mapping[str, list[Weight]], names: Mapping[str, str]
-) -> dict[str, list[Weight]]:
+    parameters: Mapping[str, list[Parameter]], names: Mapping[str, str]
+) -> dict[str, list[Parameter]]:
     """Return parameters grouped as a checkpoint stores them, under the names of `fused_name`.
 
     Where all experts of a layer are one tensor whose gate and up are one parameter, each of them is
     transposed; packed ones are not, which formats pack as they are used.
     """
-    grouped: dict[str, list[Weight]] = {}
+    grouped: dict[str, list[Parameter]] = {}
     is_transposed = stores_transposed(parameters)
     for parameter, blocks in parameters.items():
         name = fused_name(parameter, names)
         if is_transposed and ".experts." in parameter and _expert_number(name) is None:
-            blocks = [
-                (block if isinstance(block, PackedWeight) else block.t()).unsqueeze(0)
-                for block in blocks
-            ]
+            blocks = [_transposed(block) for block in blocks]
         grouped.setdefault(name, []).extend(blocks)
     return grouped
+
+
+def _transposed(block: Parameter) -> Parameter:
+    """Return the weight of an expert as a checkpoint of transposed experts has it."""
+    if isinstance(block, Cut):
+        return block.t()
+    return (block if isinstance(block, PackedWeight) else block.t()).unsqueeze(0)
 
 
 def stores_transposed(parameters: Iterable[str]) -> bool:
@@ -315,7 +320,7 @@ def _latent_sizes(spec: ModelSpec) -> dict[str, tuple[str, int]]:
 
 
 def wanted_tensors(
-    parameters: Mapping[str, list[Weight]],
+    parameters: Mapping[str, list[Parameter]],
     checkpoint: Checkpoint,
     names: Mapping[str, str],
     tie_embeddings: bool,
@@ -346,7 +351,7 @@ def wanted_tensors(
 
 
 def fill(
-    parameters: Mapping[str, list[Weight]],
+    parameters: Mapping[str, list[Parameter]],
     checkpoint: Checkpoint,
     wanted: Mapping[str, str],
     progress: Progress | None = None,
@@ -357,6 +362,10 @@ def fill(
 
     ValueError: a number is not finite, or does not fit the type of the parameter.
     """
+    if any(isinstance(block, Cut) for blocks in parameters.values() for block in blocks):
+        assert kept is None or not kept.layouts, "packed weights are not divided"
+        _fill_cuts(parameters, checkpoint, wanted, progress)
+        return
     total = sum(checkpoint.tensors[name].num_bytes for name in wanted)
     done = 0
     for name, parts in checkpoint.stream(list(wanted), kept):
@@ -364,22 +373,66 @@ def fill(
             if rows.dim() > parameters[wanted[name]][0].dim():  # of all experts of a layer
                 start, rows = start * rows.shape[1], rows.flatten(0, 1)
             for target, values in _overlaps(parameters[wanted[name]], start, rows):
+                assert not isinstance(target, Cut)
                 target.copy_(values)  # type: ignore[arg-type]
-                if not _is_finite(dequantised(target)):
-                    raise ValueError(
-                        f"{checkpoint.tensors[name].file}: tensor {name!r} holds numbers that are not "
-                        f"finite{_as_type(target, values)}; download the checkpoint again or choose "
-                        "another dtype"
-                    )
+                _check_finite(checkpoint.tensors[name], target, values)
         done += checkpoint.tensors[name].num_bytes
         if progress is not None:
             progress(name, done, total)
 
 
-def _overlaps(blocks: list[Weight], start: int, rows: Weight) -> Iterator[tuple[Weight, Weight]]:
+def _fill_cuts(
+    parameters: Mapping[str, list[Parameter]],
+    checkpoint: Checkpoint,
+    wanted: Mapping[str, str],
+    progress: Progress | None,
+) -> None:
+    """Do the same for parameters of which this rank holds a part; nothing else is read."""
+    regions: dict[str, list[Region]] = {}
+    for name, parameter in wanted.items():
+        if found := list(_regions(parameters[parameter], checkpoint.tensors[name].shape)):
+            regions[name] = found
+    total = sum(each.target.nbytes for found in regions.values() for each in found)
+    done = 0
+    for name, pairs in checkpoint.stream_regions(regions):
+        for target, values in pairs:
+            target.copy_(values)
+            _check_finite(checkpoint.tensors[name], target, values)
+        done += sum(each.target.nbytes for each in regions[name])
+        if progress is not None:
+            progress(name, done, total)
+
+
+def _regions(blocks: list[Parameter], shape: tuple[int, ...]) -> Iterator[Region]:
+    """Yield the parts of a tensor of this shape that consecutive blocks of rows hold."""
+    first = 0
+    for cut in map(whole, blocks):
+        if cut.dim() == len(shape) and cut.shape[0] == 1 != shape[0]:
+            cut = Cut(cut.target[0], cut.shape[1:], ((0, cut.shape[1]),))  # one of several experts
+        outer, base = None, first
+        if cut.dim() < len(shape):  # an expert's rows, in a tensor of all experts
+            outer, base = divmod(first, shape[1])
+        for (start, stop), columns, target in cut.regions():
+            yield Region(outer, (base + start, base + stop), columns, target)
+        first += cut.shape[0]
+
+
+def _check_finite(stored: StoredTensor, target: Weight, values: Weight) -> None:
+    """Refuse numbers that are not finite. values: of the file; target: after they were copied."""
+    if not _is_finite(dequantised(target)):
+        raise ValueError(
+            f"{stored.file}: tensor {stored.name!r} holds numbers that are not "
+            f"finite{_as_type(target, values)}; download the checkpoint again or choose another dtype"
+        )
+
+
+def _overlaps(
+    blocks: list[Parameter], start: int, rows: Weight
+) -> Iterator[tuple[Parameter, Weight]]:
     """Yield (part of a block, the rows for it). rows: from row `start` of all blocks on."""
     first, stop = 0, start + rows.shape[0]
     for block in blocks:
+        assert not isinstance(block, Cut)
         last = first + block.shape[0]
         low, high = max(first, start), min(last, stop)
         if low < high:

@@ -1,9 +1,10 @@
 /* Products of float32 rows with packed weights, in one order of additions for any number of rows.
 
    An element of the result is one chain of fused multiply-adds over ascending columns, whichever tile
-   computes it; so its bits depend on its row and its weights alone. Weights are packed in panels of
-   PANEL outputs, [O / PANEL][I][PANEL], of which the last is filled up with zeros: float32 numbers, or
-   the upper halves of numbers whose lower halves are zero (bfloat16). */
+   computes it, or the sum in a binary tree of such chains over pieces of the columns; so its bits depend
+   on its row and its weights alone. Weights are packed in panels of PANEL outputs, [O / PANEL][I][PANEL],
+   of which the last is filled up with zeros: float32 numbers, or the upper halves of numbers whose lower
+   halves are zero (bfloat16). */
 
 #include "vectors.h"
 
@@ -12,6 +13,8 @@
 #define ROWS 6     /* of the largest tile */
 #define CHUNK 48   /* rows whose columns stay in the cache for all panels of a group */
 #define DEPTH 1024 /* columns of a panel that stay in the cache for all rows of a chunk */
+#define LEVELS 4   /* sums of a tree over MOST_PIECES pieces that there are at once */
+#define MOST_PIECES 8
 
 /* Add to `rows` x `panels` sums, all of which stay in registers. x: of the first row and column. w: of
    the first panel and column. is_first: the sums begin here, they are not in `out` yet. */
@@ -113,6 +116,44 @@ INLINE void run_group(ptrdiff_t group, const int is_half, const float *x, ptrdif
     }
 }
 
+/* As run_group, but an element is a sum in a binary tree: of chains over `pieces` equal ranges of columns,
+   a power of 2 up to MOST_PIECES, of which neighbours are added until one is left. */
+INLINE void run_tree(ptrdiff_t group, const int is_half, const float *x, ptrdiff_t x_stride, ptrdiff_t num_rows,
+                     const char *w, ptrdiff_t num_out, ptrdiff_t num_in, int pieces, float *out)
+{
+    const ptrdiff_t size = is_half ? sizeof(uint16_t) : sizeof(float);
+    const ptrdiff_t first = group * GROUP * PANEL, w_stride = num_in * PANEL, piece = num_in / pieces;
+    const ptrdiff_t width = num_out - first < GROUP * PANEL ? num_out - first : GROUP * PANEL;
+    const int panels = (int)((width + PANEL - 1) / PANEL);
+    float sums[LEVELS][CHUNK * GROUP * PANEL]; /* of pieces that wait for their neighbours */
+    for (ptrdiff_t row = 0; row < num_rows; row += CHUNK) {
+        const int rows = num_rows - row < CHUNK ? (int)(num_rows - row) : CHUNK;
+        int top = 0;
+        for (int p = 0; p < pieces; p++) {
+            const ptrdiff_t start = p * piece;
+            for (ptrdiff_t k = 0; k == 0 || k < piece; k += DEPTH) {
+                const ptrdiff_t depth = piece - k < DEPTH ? piece - k : DEPTH;
+                for (int r = 0; r < rows; r += ROWS)
+                    run_rows(rows - r < ROWS ? rows - r : ROWS, panels, is_half,
+                             x + (row + r) * x_stride + start + k, x_stride,
+                             w + (first * num_in + (start + k) * PANEL) * size, w_stride, depth,
+                             sums[top] + r * GROUP * PANEL, GROUP * PANEL, k == 0);
+            }
+            for (int number = p; number & 1; number >>= 1, top--) {
+                float *left = sums[top - 1];
+                const float *right = sums[top];
+                for (int r = 0; r < rows; r++)
+                    for (int c = 0; c < panels * PANEL; c++)
+                        left[r * GROUP * PANEL + c] += right[r * GROUP * PANEL + c];
+            }
+            top++;
+        }
+        for (int r = 0; r < rows; r++)
+            for (ptrdiff_t c = 0; c < width; c++)
+                out[(row + r) * num_out + first + c] = sums[0][r * GROUP * PANEL + c];
+    }
+}
+
 /* The number of outputs of a panel. */
 ptrdiff_t eyas_panel(void) { return PANEL; }
 
@@ -128,4 +169,18 @@ void eyas_product(const float *x, ptrdiff_t x_stride, ptrdiff_t num_rows, const 
             run_group(group, 1, x, x_stride, num_rows, w, bias, num_out, num_in, out);
         else
             run_group(group, 0, x, x_stride, num_rows, w, bias, num_out, num_in, out);
+}
+
+/* out [T, O] = x [T, I] @ weight.T, each element a sum in a tree over `pieces` ranges of columns. The other
+   arguments are those of eyas_product. */
+void eyas_tree_product(const float *x, ptrdiff_t x_stride, ptrdiff_t num_rows, const void *w, int is_half,
+                       ptrdiff_t num_out, ptrdiff_t num_in, int pieces, float *out, int num_threads)
+{
+    const ptrdiff_t num_groups = (num_out + GROUP * PANEL - 1) / (GROUP * PANEL);
+#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
+    for (ptrdiff_t group = 0; group < num_groups; group++)
+        if (is_half)
+            run_tree(group, 1, x, x_stride, num_rows, w, num_out, num_in, pieces, out);
+        else
+            run_tree(group, 0, x, x_stride, num_rows, w, num_out, num_in, pieces, out);
 }

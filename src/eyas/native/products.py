@@ -1,8 +1,8 @@
 """Products of float32 rows on a CPU: one order of additions for any number of rows.
 
-Promises: an element of a product is one chain of fused multiply-adds over ascending columns, so its
-bits depend on its row and the weights alone. Weights whose values bfloat16 holds exactly take half the
-memory and give the same bits.
+Promises: an element of a product is one chain of fused multiply-adds over ascending columns, or with
+`PackedWeight.by_tree` a sum of several, so its bits depend on its row and the weights alone. Weights
+whose values bfloat16 holds exactly take half the memory and give the same bits.
 Does not know: layers.
 
 Legend: T rows, I input features, O output features.
@@ -11,6 +11,7 @@ Legend: T rows, I input features, O output features.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,10 @@ _ARGUMENTS = (
     *(ctypes.c_void_p, _SIZE, _SIZE, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p),
     *(_SIZE, _SIZE, ctypes.c_void_p, ctypes.c_int),
 )
+_TREE_ARGUMENTS = (
+    *(ctypes.c_void_p, _SIZE, _SIZE, ctypes.c_void_p, ctypes.c_int),
+    *(_SIZE, _SIZE, ctypes.c_int, ctypes.c_void_p, ctypes.c_int),
+)
 
 
 class PackedWeight:
@@ -41,6 +46,7 @@ class PackedWeight:
         num_out, num_in = weight_OI.shape
         self.shape = (num_out, num_in)
         self._run = library.eyas_product
+        self._run_tree = library.eyas_tree_product
         panel = int(library.eyas_panel())
         rows = panel * max(1, BLOCK // (panel * max(1, num_in)))
         blocks = [weight_OI[start : start + rows] for start in range(0, num_out, rows)]
@@ -63,6 +69,20 @@ class PackedWeight:
 
     def __call__(self, x_TI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         """Return x @ weight.T + bias, float32 [T, O]. x_TI: float32; bias_O: float32, contiguous."""
+        bias = None if bias_O is None else bias_O.data_ptr()
+        return self._multiply(x_TI, lambda *operands: self._run(*operands[:5], bias, *operands[5:]))
+
+    def by_tree(self, x_TI: torch.Tensor, num_pieces: int) -> torch.Tensor:
+        """Return x @ weight.T, float32 [T, O]: sums over equal pieces of the columns, of which
+        neighbours are added until one is left. num_pieces: 1, 2, 4 or 8; it divides the number of
+        columns."""
+        assert num_pieces in (1, 2, 4, 8) and self.shape[1] % num_pieces == 0
+        return self._multiply(
+            x_TI, lambda *operands: self._run_tree(*operands[:7], num_pieces, *operands[7:])
+        )
+
+    def _multiply(self, x_TI: torch.Tensor, run: Callable[..., None]) -> torch.Tensor:
+        """Return the result that `run` writes."""
         num_out, num_in = self.shape
         assert x_TI.dtype == torch.float32 and x_TI.shape[1] == num_in
         if x_TI.stride(1) != 1:
@@ -70,25 +90,18 @@ class PackedWeight:
         out_TO = torch.empty((len(x_TI), num_out))
         is_profiled = torch.autograd._profiler_enabled()
         with record_function("eyas::linear") if is_profiled else nullcontext():
-            self._multiply(x_TI, bias_O, out_TO)
+            run(
+                x_TI.data_ptr(),
+                x_TI.stride(0),
+                len(x_TI),
+                self._panels.data_ptr(),
+                self._is_half,
+                num_out,
+                num_in,
+                out_TO.data_ptr(),
+                torch.get_num_threads(),
+            )
         return out_TO
-
-    def _multiply(
-        self, x_TI: torch.Tensor, bias_O: torch.Tensor | None, out_TO: torch.Tensor
-    ) -> None:
-        num_out, num_in = self.shape
-        self._run(
-            x_TI.data_ptr(),
-            x_TI.stride(0),
-            len(x_TI),
-            self._panels.data_ptr(),
-            self._is_half,
-            None if bias_O is None else bias_O.data_ptr(),
-            num_out,
-            num_in,
-            out_TO.data_ptr(),
-            torch.get_num_threads(),
-        )
 
 
 @cache
@@ -102,6 +115,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.eyas_panel.argtypes = ()
     library.eyas_product.restype = None
     library.eyas_product.argtypes = _ARGUMENTS
+    library.eyas_tree_product.restype = None
+    library.eyas_tree_product.argtypes = _TREE_ARGUMENTS
 
 
 def _is_right(library: ctypes.CDLL) -> bool:
@@ -120,6 +135,11 @@ def _is_right(library: ctypes.CDLL) -> bool:
         for count in range(1, 9):
             if not torch.equal(product(x_TI[count:][:count], bias_O), whole_TO[count:][:count]):
                 return False
+        of_pieces = PackedWeight(weight[:, :32], library)
+        halves = [PackedWeight(weight[:, at : at + 16], library) for at in (0, 16)]
+        sums = [half.by_tree(x_TI[:, 16 * i : 16 * i + 16], 4) for i, half in enumerate(halves)]
+        if not torch.equal(of_pieces.by_tree(x_TI[:, :32], 8), sums[0] + sums[1]):
+            return False
     return True
 
 

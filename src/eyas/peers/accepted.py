@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 _KERNELS = "eyas chooses its kernels itself, by measurements on this device"
 _COMPILED = "kernels are always compiled"
-_ONE = "eyas runs on one device in one process"
-_REDUCED = "there is one device, so there is no communication between devices"
+_ONE = "there is one server and one copy of the model, which --tp divides"
+_REDUCED = "eyas chooses how the ranks of --tp exchange sums"
 _LOGS = "the content of requests is never logged; --log-level sets what else is"
 _WARM = "kernels are warmed up before the server reports that it is ready"
 _STEPS = "prompt chunks and draft trees always share the tokens of a step (--max-batch-tokens)"
@@ -32,12 +32,11 @@ _BY_REASON = {
     ),
     "a line is logged every 10 seconds while there are requests": ("--decode-log-interval=*"),
     _ONE: (
-        "--tensor-parallel-size=1 --data-parallel-size=1 --pipeline-parallel-size=1 "
-        "--expert-parallel-size=1 --nnodes=1 --node-rank=0 --data-parallel-rank=0 "
+        "--data-parallel-size=1 --pipeline-parallel-size=1 --data-parallel-rank=0 "
         "--moe-dense-tp-size=1 --speculative-draft-tensor-parallel-size=1 --api-server-count=1 "
-        "--gpu-id-step=1 --base-gpu-id=0 --distributed-executor-backend=* --dist-init-addr=* "
+        "--gpu-id-step=1 --base-gpu-id=0 --distributed-executor-backend=* "
         "--master-addr=* --master-port=* --nccl-port=* --load-balance-method=* "
-        "--disaggregation-mode=null --enable-expert-parallel --disable-frontend-multiprocessing "
+        "--disaggregation-mode=null --disable-frontend-multiprocessing "
         "--max-parallel-loading-workers=*"
     ),
     _REDUCED: (

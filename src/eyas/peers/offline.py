@@ -28,6 +28,13 @@ _SETTINGS = frozenset(inspect.signature(engine_config).parameters)
 _PEERS = frozenset(
     name.lstrip("-").replace("-", "_") for name in (*ACCEPTED, *REFUSED, *SPELLINGS)
 ) | {*SETTING, *SPECULATIVE, "speculative_config"} - {"model_argument"}
+_SHORT_NAMES = {
+    "tp": "tensor_parallel_size",
+    "tp_size": "tensor_parallel_size",
+    "ep": "expert_parallel_size",
+    "ep_size": "expert_parallel_size",
+}
+"""Other names of settings, as their options have on a command line."""
 _SERVER_ONLY = ("max_waiting", "drain_timeout")
 _NO_EFFECT = {
     **dict.fromkeys(("host", "port"), "no server is started"),
@@ -45,6 +52,7 @@ def translate_keywords(
     for error texts.
     TypeError: a keyword is unknown. Refused: a keyword or its value is not supported.
     """
+    others = {_SHORT_NAMES.get(name, name): value for name, value in others.items()}
     settings = {name: value for name, value in others.items() if name in _SETTINGS}
     peers: dict[str, Any] = {}
     notes: list[str] = []

@@ -21,7 +21,8 @@ class Refused(ValueError):
         self.instead = instead
 
 
-_ONE_DEVICE = "eyas runs on one device (--device); leave it out"
+_ONE_DEVICE = "eyas divides one copy of a model, by --tp and --ep alone; leave it out"
+_DRAFT_DEVICE = "drafts are made on one device; leave it out"
 _GRAMMARS = (
     "set the grammar library with --grammar-backend, white space in JSON with "
     "--whitespace-pattern or --disable-any-whitespace, or leave it out"
@@ -73,8 +74,7 @@ _FLAGS_BY_REASON = {
         "--cuda-graph-bs --cuda-graph-config --cudagraph-capture-sizes --max-cudagraph-capture-size"
     ),
     _ONE_DEVICE: (
-        "--tensor-parallel-size --data-parallel-size --pipeline-parallel-size "
-        "--expert-parallel-size --speculative-draft-tensor-parallel-size --nnodes --node-rank "
+        "--data-parallel-size --pipeline-parallel-size --speculative-draft-tensor-parallel-size "
         "--api-server-count --enable-ep-moe --enable-dp-attention --enable-dp-lm-head --enable-eplb "
         "--moe-a2a-backend --moe-dense-tp-size --data-parallel-rank --data-parallel-backend "
         "--decode-context-parallel-size --prefill-context-parallel-size"
@@ -148,7 +148,7 @@ SWITCHES = frozenset(
 """The refused options that take no value."""
 
 REFUSED_KEYS = {
-    **dict.fromkeys(("draft_tensor_parallel_size", "tensor_parallel_size"), _ONE_DEVICE),
+    **dict.fromkeys(("draft_tensor_parallel_size", "tensor_parallel_size"), _DRAFT_DEVICE),
     "quantization": _OWN_FORMAT,
     "kv_cache_dtype": "drafts are cached in the format of --kv-cache-dtype; leave it out",
     "enforce_eager": _GRAPHS,

@@ -52,6 +52,7 @@ SETTING = {
     "disable_cuda_graph": "max_graph_batch",
     "enforce_eager": "max_graph_batch",
     "enable_deterministic_inference": "exact",
+    "enable_expert_parallel": "expert_parallel_size",
     "disable_overlap_schedule": "flights",
     "no_async_scheduling": "flights",
     "max_queued_requests": "max_waiting",
@@ -64,6 +65,7 @@ _VALUES = {
     "enable_prefix_caching": False,
     "disable_cuda_graph": 0,
     "enforce_eager": 0,
+    "enable_expert_parallel": 0,
     "disable_overlap_schedule": "0",
     "no_async_scheduling": "0",
 }
@@ -77,14 +79,10 @@ SPECULATIVE = (
     "speculative_token_map",
 )
 SPELLINGS = {
-    "--tp": "--tensor-parallel-size",
-    "--tp-size": "--tensor-parallel-size",
     "--dp": "--data-parallel-size",
     "--dp-size": "--data-parallel-size",
     "--pp": "--pipeline-parallel-size",
     "--pp-size": "--pipeline-parallel-size",
-    "--ep": "--expert-parallel-size",
-    "--ep-size": "--expert-parallel-size",
     "-tp": "--tensor-parallel-size",
     "-dp": "--data-parallel-size",
     "-pp": "--pipeline-parallel-size",

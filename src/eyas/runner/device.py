@@ -31,13 +31,25 @@ class Device:
     exact: bool = True
 
 
-def open_device(config: DeviceConfig) -> Device:
-    """Return the device that `config` asks for. Raises ValueError if it does not exist."""
+def open_device(config: DeviceConfig, num_ranks: int = 1, number: int | None = None) -> Device:
+    """Return the device that `config` asks for. Raises ValueError if it does not exist.
+
+    num_ranks: how many processes divide this machine's cores. number: of the GPU, where the settings
+    leave it open.
+    """
     name, reason = config.device, "--device"
     if name == "auto":
         has_cuda = torch.cuda.is_available()
         name = "cuda" if has_cuda else "cpu"
         reason = f"auto: there is {'a' if has_cuda else 'no'} CUDA device"
+    if number is not None and name == "cuda":
+        needed = max(num_ranks, number + 1)
+        if torch.cuda.is_available() and torch.cuda.device_count() < needed:
+            raise ValueError(
+                f"parallel.tp: its ranks need {needed} GPUs, and this machine has "
+                f"{torch.cuda.device_count()}; lower --tp, or pass --device cpu"
+            )
+        name = f"cuda:{number}"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -53,8 +65,10 @@ def open_device(config: DeviceConfig) -> Device:
         raise ValueError(f"device: {name!r} is not supported; use auto, cpu or cuda")
     if device.type == "cpu":
         cores = psutil.cpu_count(logical=False) or 1
-        torch.set_num_threads(config.num_threads or max(1, cores - 1))
+        torch.set_num_threads(config.num_threads or max(1, (cores - 1) // num_ranks))
         reason += "; --threads" if config.num_threads else f"; {cores} physical cores, minus one"
+        if num_ranks > 1 and not config.num_threads:
+            reason += f", for {num_ranks} ranks"
         value = f"cpu, threads: {torch.get_num_threads()}"
         return Device(device, num_flights=0, choice=StartChoice("device", value, reason))
     device = torch.device(

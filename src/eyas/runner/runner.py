@@ -20,6 +20,7 @@ from eyas.cache.slots import NULL_SLOT
 from eyas.kernels import usable
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder
+from eyas.runner.ranks import Leader
 from eyas.runner.rows import ForwardRows
 
 
@@ -82,12 +83,18 @@ class ModelRunner:
     """A model with an attention backend.
 
     On a device all forward passes write their logits to one buffer: the logits of one are read
-    before the next one runs.
+    before the next one runs. leader: announces forward passes to the other ranks; None where there are
+    none, and on these ranks.
     """
 
-    def __init__(self, model: Decoder, backend: AttentionBackend) -> None:
+    def __init__(
+        self, model: Decoder, backend: AttentionBackend, leader: Leader | None = None
+    ) -> None:
         self.model = model
         self.backend = backend
+        self._leader = leader
+        if leader is not None and backend.states is not None:
+            backend.states.on_change = leader.change_states
         self.order = model.order
         self._logits_RV: torch.Tensor | None = None
 
@@ -97,6 +104,12 @@ class ModelRunner:
 
         taps: for each number k, the residual stream after k layers is returned (0 is the embedding).
         """
+        if self._leader is None:
+            return self._forward(rows, taps)
+        with self._leader.forward(rows):
+            return self._forward(rows, taps)
+
+    def _forward(self, rows: ForwardRows, taps: tuple[int, ...]) -> Output:
         planned = plan_rows(rows, self.backend, self.order)
         hidden_TD, tapped = self.model.forward(
             planned.tokens_T, planned.positions_T, planned.attend, taps

@@ -107,6 +107,9 @@ class HandoverEngine:
         self._offering.pop(request_id, None)
         self._engine.abort(request_id)
 
+    def check_ranks(self) -> None:
+        self._engine.check_ranks()
+
     def forget_prefixes(self) -> None:
         """Empty the prefix cache but for what requests and offers hold."""
         self._engine.forget_prefixes()

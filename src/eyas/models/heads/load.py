@@ -136,7 +136,7 @@ def load_head(
         ids_V = read_draft_ids(as_stored, checkpoint, stored.get("d2t"), stored.get("t2d"))
     if token_map is not None:
         ids_V = read_token_map(token_map, spec.vocab_size)
-    shares_head = not spec.own_head and ids_V is None
+    shares_head = not spec.own_head and ids_V is None and target.shard.size == 1
     with torch.no_grad():
         head = head_class(spec)(
             spec,
@@ -152,9 +152,9 @@ def load_head(
         parameters = fused(head.parameters(), stored_patterns)
         blocks = None if spec.own_head else parameters.pop("head.weight", None)
         if blocks is not None:
-            assert ids_V is not None
             blocks = [block for block in blocks if isinstance(block, torch.Tensor)]
-            _fill_from_target(blocks, ids_V, target, Path(target_directory))
+            ids = torch.arange(spec.vocab_size) if ids_V is None else ids_V
+            _fill_from_target(blocks, ids, target, Path(target_directory))
         fill(parameters, checkpoint, {n: p for p, n in files.items() if p in parameters}, progress)
         head.seal()
     return head

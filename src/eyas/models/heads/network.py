@@ -16,7 +16,6 @@ from typing import Protocol
 import torch
 
 from eyas.attention.base import Attend
-from eyas.kernels.packed import Weight
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.norm import RMSNorm
@@ -26,12 +25,13 @@ from eyas.models.decoder import DecoderLayer
 from eyas.models.heads.spec import HeadSpec
 from eyas.ops.add_norm import added
 from eyas.ops.join import join
+from eyas.parallel.cut import Parameter
 
 
 class Filled(Protocol):
     """A part of a network with weights."""
 
-    def parameters(self) -> Mapping[str, Weight]:
+    def parameters(self) -> Mapping[str, Parameter]:
         """Return the tensors to fill, by name within the part."""
         ...
 
@@ -116,13 +116,13 @@ class DraftHead:
         layers = ((f"layers.{index}.", layer) for index, layer in enumerate(self._layers))
         return [("", self._fc), *layers]
 
-    def parameters(self) -> dict[str, list[Weight]]:
+    def parameters(self) -> dict[str, list[Parameter]]:
         """Return the tensors that a loader fills, by name: consecutive blocks of the parameter's rows.
 
         The names are those of `spec.parameter_shapes`, and "head.weight" where the output layer is a
         selection of the target's rows.
         """
-        tensors: dict[str, list[Weight]] = {
+        tensors: dict[str, list[Parameter]] = {
             f"{name}.weight": [norm.parameter()] for name, norm in self._norms.items()
         }
         if self.spec.own_embedding:

@@ -1,0 +1,123 @@
+"""The process of a rank other than the first: loads its part of the model, and runs the forward passes
+that rank 0 announces.
+
+Promises: it ends when rank 0 tells it to, when the process that started it ends (its standard input
+closes), or when the group is lost; a process that ends otherwise has said why in the log.
+Does not know: requests, sampling, drafts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import replace
+
+import torch
+
+from eyas import logs, wire
+from eyas.attention import open_attention
+from eyas.cache import KVStore
+from eyas.config import EngineConfig
+from eyas.engine.build import (
+    find_order,
+    longest_sequence,
+    model_dtype,
+    open_files,
+    open_hardware,
+    slots_of_rank,
+)
+from eyas.engine.kv_format import resolve_kv_dtype
+from eyas.engine.ranks import shard_of
+from eyas.engine.worker import read_line
+from eyas.models.sharding import of_rank
+from eyas.parallel.group import Group, Meeting, meet
+from eyas.parallel.lost import GroupLost
+from eyas.runner.device import Device
+from eyas.runner.ranks import EndMessage, Listener, StateMessage
+from eyas.runner.runner import ModelRunner
+
+log = logging.getLogger("eyas.rank")
+
+
+def main() -> int:
+    """Read the setup from standard input, and run until told to end. Returns the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the first rank decides when this one ends
+        signal.signal(number, signal.SIG_IGN)
+    lifeline = sys.stdin.fileno()
+    setup = wire.decode_rank_setup(read_line(lifeline))
+    logs.configure(setup.log_level, setup.log_format)
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    try:
+        follow(setup)
+    except GroupLost as error:
+        log.error("rank %d ends: %s", setup.rank, error)
+        return 1
+    except Exception:
+        log.exception("rank %d ends", setup.rank)
+        return 1
+    return 0
+
+
+def _end_with(lifeline: int) -> None:
+    """End this process when the one that started it has closed the pipe."""
+    while os.read(lifeline, 4096):
+        pass
+    os._exit(0)
+
+
+def follow(setup: wire.RankSetup) -> None:
+    """Meet the other ranks, load this rank's part of the model, and run what rank 0 announces."""
+    config = setup.config
+    hardware = open_hardware(config, setup.local_rank)
+    parallel = config.parallel
+    meeting = Meeting(setup.rank, parallel.tp, setup.place, parallel.timeout_seconds)
+    group = meet(meeting, hardware.device)
+    runner = load_rank(config, hardware, group)
+    listener = Listener(group, hardware.device)
+    states = runner.backend.states
+    while True:
+        match listener.next():
+            case EndMessage():
+                return
+            case StateMessage(change, arguments):
+                assert states is not None
+                getattr(states, change)(*arguments)
+            case rows:
+                runner.forward(rows)
+
+
+def load_rank(config: EngineConfig, hardware: Device, group: Group) -> ModelRunner:
+    """Return the runner of this rank's part of the model."""
+    shard = replace(shard_of(config, hardware.device, group.rank), group=group)
+    files = open_files(config, hardware, shard).files
+    local = of_rank(files.spec, shard)
+    dtype, _ = model_dtype(config, hardware, shard)
+    kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
+    order = find_order(config, hardware, dtype, local)
+    model = files.load(
+        dtype=dtype,
+        device=hardware.device,
+        max_model_len=longest_sequence(config, files.spec),
+        order=order.order,
+        shard=shard,
+    )
+    num_slots = group.least(slots_of_rank(config, local, hardware, kv_dtype))
+    kv = KVStore(
+        local.stores,
+        num_slots,
+        dtype=dtype,
+        device=hardware.device,
+        stored_dtype=kv_dtype,
+        scales=files.kv_scales() if kv_dtype != dtype else (),
+    )
+    return ModelRunner(model, open_attention(kv))
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    status = main()
+    logging.shutdown()
+    os._exit(status)  # a thread still reads the pipe

@@ -1,0 +1,118 @@
+"""The ranks of an engine, as rank 0 sees them: started, met, watched, ended.
+
+Promises: a rank that ends is noticed by `check`, and by every exchange. `close` leaves no process.
+Does not know: models, what is exchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
+
+import msgspec
+import torch
+
+from eyas.config import EngineConfig
+from eyas.parallel.group import Group, Meeting, meet
+from eyas.parallel.lost import GroupLost
+from eyas.parallel.processes import PrivatePlace, RankProcesses
+from eyas.parallel.shard import Shard
+from eyas.runner.device import Device
+from eyas.runner.ranks import Leader
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+
+
+def shard_of(config: EngineConfig, device: torch.device, rank: int = 0) -> Shard:
+    """Return a rank's part of the model, without a group."""
+    parallel = config.parallel
+    by_tree = parallel.exact_across_tp or (parallel.tp > 1 and device.type == "cpu")
+    return Shard(rank, parallel.tp, by_tree=by_tree, by_expert=parallel.divides_by_expert)
+
+
+class Ranks:
+    """The other ranks of an engine.
+
+    leader: announces forward passes to them. shard: of this rank, with the group.
+    """
+
+    def __init__(self, config: EngineConfig, directory: str, hardware: Device) -> None:
+        """Start the other ranks of this machine, and meet all of them.
+
+        directory: of the model. Raises GroupLost if a rank does not come.
+        """
+        self._place = None if config.parallel.num_nodes > 1 else PrivatePlace()
+        self._processes: RankProcesses | None = None
+        self._group: Group | None = None
+        self._has_ended = False
+        where = config.parallel.address if self._place is None else self._place.path
+        assert where is not None
+        try:
+            here = msgspec.structs.replace(config.model, path=directory, offline=True)
+            found = msgspec.structs.replace(config, model=here)
+            self._processes = RankProcesses(found, where)
+            meeting = Meeting(0, config.parallel.tp, where, config.parallel.timeout_seconds)
+            self._group = self._meet(meeting, hardware.device)
+        except BaseException:
+            self.close()
+            raise
+        log.info("%d ranks have met", config.parallel.tp)
+        self.leader = Leader(self._group)
+        self.shard = replace(shard_of(config, hardware.device), group=self._group)
+
+    @property
+    def group(self) -> Group:
+        assert self._group is not None
+        return self._group
+
+    @property
+    def process_ids(self) -> list[int]:
+        """The ids of the processes on this machine."""
+        assert self._processes is not None
+        return self._processes.process_ids
+
+    def check(self) -> None:
+        """Raise GroupLost if a rank of this machine has ended, if one of another machine is not there,
+        or if an exchange has failed."""
+        assert self._processes is not None
+        try:
+            self._processes.check()
+        except GroupLost as error:
+            self.group.give_up(str(error))
+        self.group.check()
+        self.leader.look()
+
+    def close(self) -> None:
+        """End the ranks."""
+        if self._group is not None and not self._group.is_lost and not self._has_ended:
+            with contextlib.suppress(GroupLost):
+                self.leader.end()
+        self._has_ended = True
+        if self._processes is not None:
+            self._processes.close()
+        if self._place is not None:
+            self._place.remove()
+
+    def _meet(self, meeting: Meeting, device: torch.device) -> Group:
+        """Meet the other ranks; stop waiting if one of them ends."""
+        met: Future[Group] = Future()
+
+        def wait() -> None:
+            try:
+                met.set_result(meet(meeting, device))
+            except BaseException as error:
+                met.set_exception(error)
+
+        threading.Thread(target=wait, daemon=True).start()
+        while True:
+            try:
+                return met.result(POLL_SECONDS)
+            except FutureTimeout:
+                assert self._processes is not None
+                self._processes.check()

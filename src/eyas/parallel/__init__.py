@@ -1,0 +1,1 @@
+"""Several processes, the ranks, that run one network together: each computes a part of every layer."""

@@ -1,0 +1,210 @@
+"""The ranks as a group: messages of rank 0 to all others, and exchanges of tensors.
+
+Promises: an explicit object; torch's default group is not used. A call that fails, because a rank has
+ended or does not answer in time, raises GroupLost, and so does every later call: ranks that are out of
+step never exchange numbers. Nothing is pickled.
+Does not know: what is sent, how ranks are started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from eyas.parallel.lost import GroupLost
+
+FRAME = 1024
+"""Bytes of the first part of a message; longer ones have a second part."""
+LENGTH_BYTES = 4
+DAYS_WITHOUT_MESSAGES = 365
+MEET_SECONDS = 600
+"""How long ranks wait for each other at the start."""
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the ranks of a group meet.
+
+    rank, size: of the group. place: "host:port", where rank 0 listens, or the path of a file in a
+    folder of the user's own, where all ranks are on one machine. timeout_seconds: how long an exchange
+    may take.
+    """
+
+    rank: int
+    size: int
+    place: str
+    timeout_seconds: float
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all ranks are on one machine."""
+        return self.place.startswith("/")
+
+
+class Exchanges(Protocol):
+    """The methods of torch's backends that this module calls; each returns work to wait for."""
+
+    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor, /) -> dist.Work: ...
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], /
+    ) -> dist.Work: ...
+    def gather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any, /
+    ) -> dist.Work: ...
+    def broadcast(self, x: torch.Tensor, root: int, /) -> dist.Work: ...
+
+
+class Group:
+    """The ranks of one engine.
+
+    messages: carries messages, between hosts. exchanges: carries tensors, of the devices on which the
+    ranks compute.
+    """
+
+    def __init__(self, rank: int, size: int, messages: Exchanges, exchanges: Exchanges) -> None:
+        self.rank = rank
+        self.size = size
+        self._messages = messages
+        self._exchanges = exchanges
+        self._reason: str | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        return self._reason is not None
+
+    def give_up(self, reason: str) -> None:
+        """Make every later call fail. reason: for its message."""
+        if self._reason is None:
+            self._reason = reason
+
+    def check(self) -> None:
+        """Raise GroupLost if the group is lost."""
+        if self._reason is not None:
+            raise GroupLost(f"the group of {self.size} ranks is lost: {self._reason}")
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the tensors of all ranks [N, ...], which have one shape and type."""
+        x = x.contiguous()
+        gathered = x.new_empty((self.size, *x.shape))
+        self._run(lambda: self._exchanges._allgather_base(gathered.flatten(), x.flatten()))
+        return gathered
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Return the tensors of all ranks [N, ...] on rank 0, and None elsewhere."""
+        x = x.contiguous()
+        options: Any = dist.GatherOptions()
+        options.rootRank = 0
+        if self.rank:
+            self._run(lambda: self._exchanges.gather([], [x], options))
+            return None
+        gathered = x.new_empty((self.size, *x.shape))
+        self._run(lambda: self._exchanges.gather([list(gathered.unbind(0))], [x], options))
+        return gathered
+
+    def broadcast(self, x: torch.Tensor) -> None:
+        """Fill `x` with the contiguous tensor of rank 0."""
+        self._run(lambda: self._exchanges.broadcast(x, 0))
+
+    def least(self, value: int) -> int:
+        """Return the least of the ranks' numbers."""
+        mine = torch.tensor([value], dtype=torch.int64)
+        all_N1 = [torch.empty_like(mine) for _ in range(self.size)]
+        self._run(lambda: self._messages.allgather([all_N1], [mine]))
+        return int(torch.cat(all_N1).min())
+
+    def send(self, message: bytes) -> None:
+        """Send a message of rank 0 to all other ranks."""
+        frame = torch.zeros(FRAME, dtype=torch.uint8)
+        length = len(message).to_bytes(LENGTH_BYTES, "little")
+        room = FRAME - LENGTH_BYTES
+        first = length + message[:room]
+        frame[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
+        self._run(lambda: self._messages.broadcast(frame, 0))
+        if len(message) > room:
+            rest = torch.frombuffer(bytearray(message[room:]), dtype=torch.uint8)
+            self._run(lambda: self._messages.broadcast(rest, 0))
+
+    def receive(self) -> bytes:
+        """Return the next message of rank 0, however long it takes."""
+        frame = torch.empty(FRAME, dtype=torch.uint8)
+        self._run(lambda: self._messages.broadcast(frame, 0))
+        first = frame.numpy().tobytes()
+        length = int.from_bytes(first[:LENGTH_BYTES], "little")
+        message = first[LENGTH_BYTES:][:length]
+        if missing := length - len(message):
+            rest = torch.empty(missing, dtype=torch.uint8)
+            self._run(lambda: self._messages.broadcast(rest, 0))
+            message += rest.numpy().tobytes()
+        return message
+
+    def _run(self, begin: Callable[[], dist.Work]) -> None:
+        self.check()
+        try:
+            begin().wait()
+        except RuntimeError as error:  # torch's: a peer is gone, or time is up
+            self.give_up(_first_sentence(error))
+            self.check()
+
+
+def meet(meeting: Meeting, device: torch.device) -> Group:
+    """Return the group, once all ranks have come. Raises GroupLost if one does not come in time."""
+    rank, size = meeting.rank, meeting.size
+    limit = timedelta(seconds=meeting.timeout_seconds)
+    try:
+        store = _store(meeting)
+        # That a rank has ended is noticed; messages themselves may be days apart.
+        forever = timedelta(days=DAYS_WITHOUT_MESSAGES)
+        messages = _gloo(dist.PrefixStore("messages", store), meeting, forever)
+        if device.type == "cpu":
+            exchanges = _gloo(dist.PrefixStore("exchanges", store), meeting, limit)
+        else:
+            exchanges = _nccl(dist.PrefixStore("exchanges", store), meeting, limit)
+    except RuntimeError as error:
+        raise GroupLost(
+            f"rank {rank} of {size} did not meet the others at {meeting.place}: "
+            f"{_first_sentence(error)}"
+        ) from error
+    return Group(rank, size, messages, exchanges)
+
+
+def _first_sentence(error: RuntimeError) -> str:
+    """Return what torch says happened, without the place in its source and its advice."""
+    text = re.sub(r"^\[[^]]*\]\s*", "", str(error).partition("\n")[0])
+    return re.split(r"\. (?=[A-Z])", text)[0]
+
+
+def _store(meeting: Meeting) -> dist.Store:
+    limit = timedelta(seconds=MEET_SECONDS)
+    if meeting.is_local:
+        store: dist.Store = dist.FileStore(meeting.place, meeting.size)
+        store.set_timeout(limit)
+        return store
+    host, _, port = meeting.place.rpartition(":")
+    is_first = meeting.rank == 0
+    return dist.TCPStore(host, int(port), meeting.size, is_master=is_first, timeout=limit)
+
+
+def _gloo(store: dist.Store, meeting: Meeting, limit: timedelta) -> Exchanges:
+    """Return what exchanges tensors of the host; over the loopback on one machine."""
+    gloo: Any = dist.ProcessGroupGloo
+    if not meeting.is_local:
+        return gloo(store, meeting.rank, meeting.size, limit)
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=LOOPBACK)]
+    options._timeout = limit
+    return gloo(store, meeting.rank, meeting.size, options)
+
+
+def _nccl(store: dist.Store, meeting: Meeting, limit: timedelta) -> Exchanges:
+    """Return what exchanges tensors of GPUs."""
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = limit
+    return nccl(store, meeting.rank, meeting.size, options)

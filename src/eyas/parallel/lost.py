@@ -1,0 +1,7 @@
+"""The error of ranks that cannot go on."""
+
+from __future__ import annotations
+
+
+class GroupLost(RuntimeError):
+    """A rank has ended or does not answer, so the others cannot go on."""

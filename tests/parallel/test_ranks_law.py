@@ -1,0 +1,201 @@
+"""The laws over several ranks: real processes, the same tokens and log-probabilities, bit for bit.
+
+Every start of a rank costs seconds of a processor, so that few engines run many requests.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from eyas import LLM, SamplingParams
+from eyas.config import (
+    CacheConfig,
+    DeviceConfig,
+    DraftConfig,
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from eyas.core import Request
+from eyas.draft import Drafter
+from eyas.engine.build import build_engine
+from eyas.engine.engine import Engine
+from eyas.native.products import library
+from tests.laws.drafters import Oracle
+from tests.laws.world import VOCAB, Answers, run, write_layers, write_model
+from tests.models.tiny import make_model, save_model, tokens
+
+pytestmark = pytest.mark.skipif(library() is None, reason="ranks on a CPU need a C compiler")
+
+KINDS = {
+    "dense": ((2, 1), (4, 1)),
+    "experts": ((2, 1), (4, 4)),
+    "latent": ((2, 1),),
+    "state": ((2, 2),),
+    "sinks and windows": ((2, 2),),
+}
+"""(ranks, ranks that divide the experts) that each kind of layer runs on."""
+
+
+def requests() -> list[Request]:
+    params = (
+        SamplingParams(seed=1, temperature=0.0, max_tokens=12, logprobs=3),
+        SamplingParams(seed=5, temperature=0.8, max_tokens=20, logprobs=2, prompt_logprobs=2),
+        SamplingParams(seed=9, temperature=1.0, max_tokens=16, logprobs=1, n=2, top_p=0.9),
+        SamplingParams(seed=2, temperature=0.6, max_tokens=14, repetition_penalty=1.3, min_p=0.02),
+    )
+    return [
+        Request(id=f"r{i}", prompt_token_ids=tokens(5 + 13 * i), params=each)
+        for i, each in enumerate(params)
+    ]
+
+
+@contextmanager
+def engine_of(
+    directory: Path, tp: int, ep: int = 1, *, drafter: Drafter | None = None, num_slots: int = 1024
+) -> Iterator[Engine]:
+    engine = build_engine(
+        EngineConfig(
+            model=ModelConfig(path=str(directory), dtype="float32", max_model_len=128),
+            cache=CacheConfig(num_slots=num_slots),
+            scheduler=SchedulerConfig(max_num_seqs=4, max_batch_tokens=24),
+            draft=DraftConfig(drafter="root"),
+            device=DeviceConfig(device="cpu", num_threads=1),
+            parallel=ParallelConfig(tp=tp, ep=ep, exact_across_tp=True, timeout_seconds=300),
+        ),
+        own_drafter=drafter,
+    )
+    try:
+        assert engine.info.exact, engine.info.exact_reason
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_give_the_tokens_and_log_probabilities_of_one(kind: str, tmp_path: Path) -> None:
+    """In batches, by chunks, with drafts, after a prefix hit and after preemption."""
+    if kind == "dense":
+        directory = write_model(tmp_path / "model", seed=1, mixing=0.3)
+    else:
+        directory = write_layers(tmp_path / "model", kind)
+    expected: Answers = {}
+    with engine_of(directory, 1) as engine:
+        for request in requests():
+            expected |= run(engine, [request])
+    known = {
+        (request.params.seed, index, tuple(request.prompt_token_ids)): answer.token_ids
+        for request in requests()
+        for (name, index), answer in expected.items()
+        if name == request.id
+    }
+    for tp, ep in KINDS[kind]:
+        oracle = Oracle(4, known, decoys=True)
+        with engine_of(directory, tp, ep, drafter=oracle, num_slots=150) as engine:
+            ranks = [each for each in psutil.Process().children() if is_rank(each)]
+            assert len(ranks) == tp - 1
+            for _ in range(2):
+                assert run(engine, requests()) == expected, f"{tp} ranks, experts over {ep}"
+            stats = engine.stats()
+            assert stats.num_accepted_tokens > 20
+            assert stats.num_prefix_hit_tokens > 0
+        assert not any(map(is_rank, ranks)), "ranks end with their engine"
+
+
+NUM_DRAWN = 200
+
+
+@pytest.mark.thorough
+def test_drawn_requests_are_those_of_one_rank_on_two_four_and_eight(tmp_path: Path) -> None:
+    """The table of docs/parallel.md: tokens and log-probabilities, in batches, with drafts."""
+    sizes = {"num_attention_heads": 16, "num_key_value_heads": 2, "intermediate_size": 96}
+    sizes |= {"vocab_size": VOCAB, "max_position_embeddings": 512}
+    model = make_model("qwen3 moe in some layers", moe_intermediate_size=64, **sizes)
+    directory = save_model(model, tmp_path / "model")
+    draw = random.Random(1)
+    asked = [
+        Request(
+            id=f"r{i}",
+            prompt_token_ids=tokens(draw.randint(1, 70), seed=i),
+            params=SamplingParams(
+                seed=i,
+                temperature=draw.choice([0.0, 0.5, 0.9, 1.3]),
+                max_tokens=draw.randint(1, 30),
+                logprobs=draw.choice([1, 3]),
+                prompt_logprobs=draw.choice([None, 1]),
+                top_p=draw.choice([1.0, 0.8]),
+                top_k=draw.choice([0, 20]),
+                min_p=draw.choice([0.0, 0.05]),
+                repetition_penalty=draw.choice([1.0, 1.2]),
+                presence_penalty=draw.choice([0.0, 0.4]),
+            ),
+        )
+        for i in range(NUM_DRAWN)
+    ]
+    expected: Answers = {}
+    with engine_of(directory, 1) as engine:
+        for request in asked:
+            expected |= run(engine, [request], check=False)
+    known = {
+        (request.params.seed, 0, tuple(request.prompt_token_ids)): expected[request.id, 0].token_ids
+        for request in asked
+    }
+    for tp, ep in ((2, 1), (4, 4), (8, 1), (8, 8)):
+        oracle = Oracle(4, known, decoys=True)
+        with engine_of(directory, tp, ep, drafter=oracle) as engine:
+            answers = run(engine, asked, check=False)
+            assert engine.stats().num_accepted_tokens > NUM_DRAWN
+        different = [key for key, answer in answers.items() if answer != expected[key]]
+        print(f"{tp} ranks, experts over {ep}: {len(answers) - len(different)} of {len(answers)}")
+        assert different == []
+
+
+def test_the_built_in_model_drafts_and_obeys_grammars_on_two_ranks() -> None:
+    params = [
+        SamplingParams(temperature=0.8, seed=seed, max_tokens=24, logprobs=2) for seed in range(3)
+    ]
+    asked = ["The eagle", "Maria Silva is 34 years old. ", "What is the capital of France?"]
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    found = []
+    for tp, drafter in ((1, "root"), (2, "auto")):
+        llm = LLM(
+            device="cpu",
+            dtype="float32",
+            num_threads=1,
+            num_slots=1024,
+            max_num_seqs=4,
+            drafter=drafter,
+            draft_nodes=8,
+            tp=tp,
+            exact_across_tp=True,
+        )
+        with llm:
+            outputs = llm.generate(asked, params)
+            choices = [output.choices[0] for output in outputs]
+            found.append(
+                (
+                    [(choice.token_ids, choice.logprobs) for choice in choices],
+                    llm.chat(chat, params[0], output=bool),
+                    llm.info.num_ranks,
+                )
+            )
+            num_accepted = llm.engine.stats().num_accepted_tokens
+    plain, drafted = found
+    assert plain[:2] == drafted[:2]
+    assert (plain[2], drafted[2]) == (1, 2)
+    assert num_accepted > 10
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """Whether a process is a rank that has not ended."""
+    try:
+        return "eyas.engine.follower" in process.cmdline()
+    except psutil.Error:
+        return False
