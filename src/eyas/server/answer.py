@@ -127,7 +127,8 @@ class Answer:
 
         def encode() -> bytes:
             response = self._format.response(choices, self._usage())
-            response |= transfer_fields(choices)
+            if fields := transfer_fields(choices):  # of chats and completions alone
+                response |= fields
             return msgspec.json.encode(response)
 
         if sum(choice.num_values for choice in choices) <= SMALL_VALUES:
