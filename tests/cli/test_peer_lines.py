@@ -218,7 +218,7 @@ def test_the_line_of_qwen3_serves(tmp_path: Path) -> None:
     answer_of(
         arguments(CASES["Qwen3 drafts for itself"], str(model)),
         "--drafter model",
-        "context 40960",
+        "40,960 tokens",
     )
 
 
@@ -245,4 +245,4 @@ def test_the_line_of_deepseek_v4_serves_with_its_mtp_layer(tmp_path: Path) -> No
 def test_the_line_of_gpt_oss_serves_with_a_head(tmp_path: Path) -> None:
     model = save_target(tmp_path / "model", "gpt-oss", max_position_embeddings=131072)
     draft = write_speculators(tmp_path / "draft", make_head())
-    answer_of(on_one_device("gpt-oss", model, draft), "drafter head", "context 131072")
+    answer_of(on_one_device("gpt-oss", model, draft), "drafter head", "131,072 tokens")

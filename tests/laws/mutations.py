@@ -271,9 +271,9 @@ MUTATIONS = [
     Mutation(
         "a head attends to position 0",
         "attention/reference.py",
-        "_Tiles.__init__",
-        "columns_L >= store.first_position",
-        "columns_L >= 0",
+        "_kernel",
+        "first_position=store.first_position",
+        "first_position=0",
         HEADS + "a_head_in_the_engine_is_the_head_on_the_whole_text[mtp-1-roomy]",
     ),
     Mutation(
@@ -386,7 +386,7 @@ MUTATIONS = [
         "_Tiles.__init__",
         "columns_L <= positions_YQ1",
         "columns_L < positions_YQ1",
-        ATTENTION + "a_scale_of_the_layer_is_used",
+        ATTENTION + "trees_see_their_own_path[float32 by torch-None-heads0]",
     ),
     Mutation(
         "a row competes with the sink of another head of its group",

@@ -27,12 +27,14 @@ from eyas.core import Request
 from eyas.draft import Drafter
 from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
-from eyas.native.products import library
+from eyas.native.products import compiled
 from tests.laws.drafters import Oracle
 from tests.laws.world import VOCAB, Answers, run, write_layers, write_model
 from tests.models.tiny import make_model, save_model, tokens
 
-pytestmark = pytest.mark.skipif(library() is None, reason="ranks on a CPU need a C compiler")
+pytestmark = pytest.mark.skipif(
+    compiled().library is None, reason="ranks on a CPU need a C compiler"
+)
 
 KINDS = {
     "dense": ((2, 1), (4, 1)),

@@ -15,9 +15,11 @@ import httpx
 import psutil
 import pytest
 
-from eyas.native.products import library
+from eyas.native.products import compiled
 
-pytestmark = pytest.mark.skipif(library() is None, reason="ranks on a CPU need a C compiler")
+pytestmark = pytest.mark.skipif(
+    compiled().library is None, reason="ranks on a CPU need a C compiler"
+)
 
 SECONDS = 300.0
 """After which a test gives up; nothing is measured."""

@@ -15,7 +15,7 @@ from eyas.engine import ranks as ranks_module
 from eyas.engine.build import build_engine
 from eyas.models import read_spec
 from eyas.models.sharding import check_ranks, of_rank
-from eyas.native.products import library
+from eyas.native.products import compiled
 from eyas.parallel.group import Group
 from eyas.parallel.lost import GroupLost
 from eyas.parallel.shard import Shard
@@ -150,7 +150,7 @@ def test_a_lost_group_stays_lost() -> None:
             call()
 
 
-@pytest.mark.skipif(library() is None, reason="ranks on a CPU need a C compiler")
+@pytest.mark.skipif(compiled().library is None, reason="ranks on a CPU need a C compiler")
 def test_one_rank_in_the_order_of_many_is_exact_too(tmp_path: Path) -> None:
     directory = save_model(make_model("llama2", intermediate_size=96), tmp_path)
     engine = build_engine(config_of(directory, 1, exact_across_tp=True))

@@ -468,7 +468,7 @@ def test_odd_requests_are_refused(http: httpx.Client, fake: FakeClient):
     good = json.dumps({"messages": USER}).encode()
     for method, path, status in (
         ("GET", "/v1/nothing", 404),
-        ("POST", "/", 404),
+        ("POST", "/", 405),
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("POST", "/health", 405),
