@@ -272,8 +272,8 @@ MUTATIONS = [
         "a head attends to position 0",
         "attention/reference.py",
         "_kernel",
-        "first_position=store.first_position",
-        "first_position=0",
+        "store.first_position",
+        "0",
         HEADS + "a_head_in_the_engine_is_the_head_on_the_whole_text[mtp-1-roomy]",
     ),
     Mutation(
