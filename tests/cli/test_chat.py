@@ -163,12 +163,16 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(
 
 
 def test_a_second_ctrl_c_has_its_usual_effect() -> None:
-    with interruptible() as is_interrupted:
-        signal.raise_signal(signal.SIGINT)
-        assert is_interrupted.is_set()
-        with pytest.raises(KeyboardInterrupt):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored here
+    try:
+        with interruptible() as is_interrupted:
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            assert is_interrupted.is_set()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_text_of_a_model_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

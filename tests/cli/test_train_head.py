@@ -301,7 +301,8 @@ def test_the_demonstration_ends_in_time_on_slow_machines(
     options = [*SMALL, "--no-evaluate", "-o", str(tmp_path / "run")]
     place = options.index("--max-steps")
     ok("train", "head", "--demo", *options[:place], *options[place + 2 :])
-    assert report_of(tmp_path / "run")["steps"] == 1
+    # the time is read before a step: a first one that begins at once is followed by another
+    assert report_of(tmp_path / "run")["steps"] <= 2
 
 
 @pytest.mark.parametrize(
