@@ -111,26 +111,37 @@ class HyperLayer:
         return self._mlp_connection.leave(streams_TMD, raw_TX, out_TD)
 
 
+def stream_layers(
+    spec: ModelSpec | HeadSpec, *, dtype: torch.dtype, device: torch.device, order: RowOrder
+) -> tuple[list[HyperLayer], Collapse]:
+    """Return the layers of a network with residual streams, and what sums the streams behind them."""
+    assert spec.hyper is not None
+    collapse = Collapse(
+        spec.hyper,
+        spec.hidden_size,
+        spec.norm_epsilon,
+        num_weights=spec.hyper.num_streams,
+        num_scales=1,
+        dtype=dtype,
+        device=device,
+        order=order,
+    )
+    layers = [
+        HyperLayer(spec, index, dtype=dtype, device=device, order=order)
+        for index in range(spec.num_layers)
+    ]
+    return layers, collapse
+
+
 class HyperDecoder(Decoder):
     """A model of `HyperLayer`s: every stream starts as the embedding; at the end they are summed."""
 
     def _new_layers(self, layouts: Layouts) -> Sequence[HyperLayer]:
-        spec = self.spec
-        assert spec.hyper is not None and not layouts, "weights stay packed on a device alone"
-        self._collapse = Collapse(
-            spec.hyper,
-            spec.hidden_size,
-            spec.norm_epsilon,
-            num_weights=spec.hyper.num_streams,
-            num_scales=1,
-            dtype=self.dtype,
-            device=self.device,
-            order=self.order,
+        assert not layouts, "weights stay packed on a device alone"
+        layers, self._collapse = stream_layers(
+            self.spec, dtype=self.dtype, device=self.device, order=self.order
         )
-        return [
-            HyperLayer(spec, index, dtype=self.dtype, device=self.device, order=self.order)
-            for index in range(spec.num_layers)
-        ]
+        return layers
 
     def parameters(self) -> dict[str, list[Parameter]]:
         found = super().parameters()

@@ -14,11 +14,10 @@ from __future__ import annotations
 import torch
 
 from eyas.attention.base import Attend
-from eyas.layers.hyper_connections import Collapse
 from eyas.layers.linear import Linear
 from eyas.models.heads.network import DraftHead, Filled
 from eyas.models.heads.spec import HeadSpec
-from eyas.models.hyper_decoder import HyperLayer
+from eyas.models.hyper_decoder import stream_layers
 
 
 class HyperHead(DraftHead):
@@ -26,7 +25,7 @@ class HyperHead(DraftHead):
 
     def _build(self) -> list[tuple[str, Filled]]:
         spec, dtype, device, order = self.spec, self.dtype, self.device, self.order
-        assert spec.hyper is not None and not spec.fc_bias and not spec.zero_first_embedding
+        assert not spec.fc_bias and not spec.zero_first_embedding
         self._embedding_fc, self._feature_fc = (
             Linear(
                 spec.hidden_size,
@@ -37,20 +36,9 @@ class HyperHead(DraftHead):
             )
             for part in ("embedding", "feature")
         )
-        self._collapse = Collapse(
-            spec.hyper,
-            spec.hidden_size,
-            spec.norm_epsilon,
-            num_weights=spec.hyper.num_streams,
-            num_scales=1,
-            dtype=dtype,
-            device=device,
-            order=order,
+        self._stream_layers, self._collapse = stream_layers(
+            spec, dtype=dtype, device=device, order=order
         )
-        self._stream_layers = [
-            HyperLayer(spec, index, dtype=dtype, device=device, order=order)
-            for index in range(spec.num_layers)
-        ]
         return [
             ("", self._embedding_fc),
             ("", self._feature_fc),
