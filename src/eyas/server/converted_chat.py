@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,17 @@ from eyas.core import RequestError
 from eyas.server.chat import PreparedChat, prepare_chat
 from eyas.server.error_context import Rename, renamed
 from eyas.server.errors import ApiError
-from eyas.server.request_models import MAX_MESSAGES, MAX_TOOLS, ChatBody, Message, ToolCall
+from eyas.server.request_models import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ChatBody,
+    Function,
+    Message,
+    NamedFunction,
+    NamedToolChoice,
+    Tool,
+    ToolCall,
+)
 from eyas.server.text_processor import TextProcessor
 
 _MESSAGE_PATH = re.compile(r"messages\[([0-9]+)\](?:(\.content)((?:\[|\.).*)?)?.*", re.DOTALL)
@@ -56,6 +67,19 @@ def checked_calls(calls: list[ToolCall], path: str) -> list[ToolCall] | None:
             param=path,
         )
     return calls or None
+
+
+def function_tool(
+    name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool | None
+) -> Tool:
+    """Return a function as a tool of a chat."""
+    function = Function(name=name, description=description, parameters=parameters, strict=strict)
+    return Tool(type="function", function=function)
+
+
+def named_choice(name: str) -> NamedToolChoice:
+    """Return the choice of one function, as a chat has it."""
+    return NamedToolChoice(type="function", function=NamedFunction(name=name))
 
 
 def prepare_converted_chat(

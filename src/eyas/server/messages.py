@@ -12,16 +12,19 @@ from typing import Any
 from eyas.core import RequestError
 from eyas.server.chat import PreparedChat
 from eyas.server.codes import Code
-from eyas.server.converted_chat import PlacedMessage, check_conversation, prepare_converted_chat
+from eyas.server.converted_chat import (
+    PlacedMessage,
+    check_conversation,
+    function_tool,
+    named_choice,
+    prepare_converted_chat,
+)
 from eyas.server.error_context import by_prefix
 from eyas.server.messages_input import placed_text, placed_turns
 from eyas.server.messages_models import CountTokensBody, MessagesBody, Thinking, ToolChoice
 from eyas.server.request_models import (
     ChatBody,
     ConstraintFields,
-    Function,
-    NamedFunction,
-    NamedToolChoice,
     ResponseFormat,
     SchemaFormat,
     Tool,
@@ -148,15 +151,7 @@ def _tools(body: CountTokensBody) -> list[Tool] | None:
     if body.tools is None:
         return None
     return [
-        Tool(
-            type="function",
-            function=Function(
-                name=tool.name,
-                description=tool.description,
-                parameters=tool.input_schema,
-                strict=tool.strict,
-            ),
-        )
+        function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
         for tool in body.tools
     ]
 
@@ -165,4 +160,4 @@ def _tool_choice(choice: ToolChoice) -> Any:
     """Return the choice in the form of a chat, as plain data, which `ChatBody` validates."""
     if choice.name is None:
         return _CHOICES[choice.type]
-    return NamedToolChoice(type="function", function=NamedFunction(name=choice.name)).model_dump()
+    return named_choice(choice.name).model_dump()

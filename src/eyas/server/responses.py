@@ -16,17 +16,20 @@ import msgspec
 from eyas.core import RequestError
 from eyas.server.chat import PreparedChat
 from eyas.server.codes import Code
-from eyas.server.converted_chat import PlacedMessage, check_conversation, prepare_converted_chat
+from eyas.server.converted_chat import (
+    PlacedMessage,
+    check_conversation,
+    function_tool,
+    named_choice,
+    prepare_converted_chat,
+)
 from eyas.server.error_context import by_prefix
 from eyas.server.errors import ApiError
 from eyas.server.request_models import (
     AllowedToolChoice,
     AllowedTools,
     ChatBody,
-    Function,
     Message,
-    NamedFunction,
-    NamedToolChoice,
     ResponseFormat,
     SamplingFields,
     SchemaFormat,
@@ -263,15 +266,7 @@ def _tools(body: ResponseBody) -> list[Tool] | None:
     if body.tools is None:
         return None
     return [
-        Tool(
-            type="function",
-            function=Function(
-                name=tool.name,
-                description=tool.description,
-                parameters=tool.parameters,
-                strict=tool.strict,
-            ),
-        )
+        function_tool(tool.name, tool.description, tool.parameters, tool.strict)
         for tool in body.tools
     ]
 
@@ -281,10 +276,6 @@ def _tool_choice(choice: Any) -> Any:
     if choice is None or isinstance(choice, str):
         return choice
     if not isinstance(choice, AllowedResponseTools):
-        return _named(choice.name).model_dump()
-    tools = AllowedTools(mode=choice.mode, tools=[_named(tool.name) for tool in choice.tools])
+        return named_choice(choice.name).model_dump()
+    tools = AllowedTools(mode=choice.mode, tools=[named_choice(tool.name) for tool in choice.tools])
     return AllowedToolChoice(type="allowed_tools", allowed_tools=tools).model_dump()
-
-
-def _named(name: str) -> NamedToolChoice:
-    return NamedToolChoice(type="function", function=NamedFunction(name=name))
