@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from eyas.cli import options
 from eyas.cli.models import has_chat_template, model_directory
 from eyas.cli.options import (
+    SAMPLING_PANEL,
     DraftOptions,
     ModelOptions,
     ParallelOptions,
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from eyas.llm import LLM
     from eyas.outputs import GenerationOutput
 
-SAMPLING_PANEL, OUTPUT_PANEL = "Sampling", "Output"
+OUTPUT_PANEL = "Output"
 _DEFAULT = "Default: the model's."
 
 
@@ -54,30 +56,9 @@ def generate(
     system: Annotated[
         str | None, typer.Option("--system", help="System message before the prompt.")
     ] = None,
-    think: Annotated[
-        bool | None,
-        typer.Option(
-            "--think/--no-think",
-            help="Turn reasoning on or off. Default: as the chat template does.",
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            help="Maximum length of an answer in tokens. Default: the rest of the context.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            "--temperature",
-            "-t",
-            help=f"Sampling temperature; 0 is greedy. {_DEFAULT}",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
+    think: options.Think = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
     top_p: Annotated[
         float | None,
         typer.Option(

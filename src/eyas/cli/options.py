@@ -22,6 +22,7 @@ from eyas.settings import engine_config as engine_config  # noqa: PLC0414, for c
 MODEL_PANEL, DRAFT_PANEL, RESOURCE_PANEL = "Model", "Drafting", "Resources"
 GRAMMAR_PANEL = "Grammars, reasoning, tools"
 PARALLEL_PANEL = "Several processes"
+SAMPLING_PANEL = "Sampling"
 
 
 class GrammarChoice(StrEnum):
@@ -313,6 +314,32 @@ DistInitAddr = Annotated[
         metavar="<host:port>",
         help="Address of machine 0 at which the ranks meet; needed with several machines.",
         rich_help_panel=PARALLEL_PANEL,
+    ),
+]
+
+
+Think = Annotated[
+    bool | None,
+    typer.Option(
+        "--think/--no-think",
+        help="Turn reasoning on or off. Default: as the chat template does.",
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        help="Maximum length of an answer in tokens. Default: the rest of the context.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        "-t",
+        help="Sampling temperature; 0 is greedy. Default: the model's.",
+        rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 

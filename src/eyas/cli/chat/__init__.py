@@ -17,8 +17,13 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.demo import DemoDrafting
-from eyas.cli.generate import SAMPLING_PANEL
-from eyas.cli.options import ModelOptions, ResourceOptions, engine_config, flattened
+from eyas.cli.options import (
+    SAMPLING_PANEL,
+    ModelOptions,
+    ResourceOptions,
+    engine_config,
+    flattened,
+)
 
 if TYPE_CHECKING:
     from eyas.cli.chat.conversation import Conversation
@@ -45,13 +50,7 @@ def chat(
             help="Functions that the model may call, in OpenAI's format: JSON, or a file with it.",
         ),
     ] = None,
-    think: Annotated[
-        bool | None,
-        typer.Option(
-            "--think/--no-think",
-            help="Turn reasoning on or off. Default: as the chat template does.",
-        ),
-    ] = None,
+    think: options.Think = None,
     url: Annotated[
         str | None,
         typer.Option(
@@ -65,23 +64,8 @@ def chat(
         Path | None,
         typer.Option("--api-key-file", help="File with the API key for --url, in its first line."),
     ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            help="Maximum length of an answer in tokens. Default: the rest of the context.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            "--temperature",
-            "-t",
-            help="Sampling temperature; 0 is greedy. Default: the model's.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
     seed: Annotated[
         int | None,
         typer.Option(
