@@ -160,10 +160,15 @@ def open_hardware(config: EngineConfig, local_rank: int = 0) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model's files that this engine can run, before weights are read."""
+    """A model's files that this engine can run, before weights are read.
+
+    dtype, dtype_reason: the number format of the weights, and why.
+    """
 
     directory: Path
     files: ModelFiles
+    dtype: torch.dtype
+    dtype_reason: str
 
 
 def open_files(config: EngineConfig, hardware: Device, shard: Shard) -> OpenedModel:
@@ -177,12 +182,12 @@ def open_files(config: EngineConfig, hardware: Device, shard: Shard) -> OpenedMo
             "pass --device cpu, or take another model"
         )
     check_ranks(spec, shard, on_gpu=hardware.device.type != "cpu")
-    dtype, _ = model_dtype(config, hardware, shard)
+    dtype, reason = _model_dtype(config, hardware, shard)
     _check_memory(config, files, dtype, hardware, shard)
-    return OpenedModel(directory, files)
+    return OpenedModel(directory, files, dtype, reason)
 
 
-def model_dtype(config: EngineConfig, hardware: Device, shard: Shard) -> tuple[torch.dtype, str]:
+def _model_dtype(config: EngineConfig, hardware: Device, shard: Shard) -> tuple[torch.dtype, str]:
     """Return the number format of the weights, and why. ValueError: ranks cannot divide sums in it."""
     name = config.model.dtype
     if hardware.device.type != "cpu" or shard.is_whole:
@@ -227,7 +232,7 @@ def load(
     progress("finding the model's files", 0, 0)
     shard = shard_of(config, hardware.device)
     opened = open_files(config, hardware, shard)
-    directory, files = opened.directory, opened.files
+    directory, files, dtype = opened.directory, opened.files, opened.dtype
     spec = files.spec
     tokenizer = Tokenizer.from_directory_if_there(directory)
     if tokenizer is None:
@@ -239,7 +244,6 @@ def load(
             tokenizer.vocab_size,
             spec.vocab_size,
         )
-    dtype, dtype_reason = model_dtype(config, hardware, shard)
     drafting = decide_drafting(config, directory, spec) if drafts else None
     kv_scales: tuple[KVScales, ...] = ()
     draft_kv_scales: tuple[KVScales, ...] = ()
@@ -295,7 +299,7 @@ def load(
             draft_kv_scales=draft_kv_scales,
             choices=(
                 model_choice(config, spec, model_seconds),
-                StartChoice("dtype", str(dtype).removeprefix("torch."), dtype_reason),
+                StartChoice("dtype", str(dtype).removeprefix("torch."), opened.dtype_reason),
                 products_choice(hardware, dtype),
                 order_choice(order, order_seconds),
                 *(() if drafting is None else (drafter_choice(drafting, watch.lap()),)),

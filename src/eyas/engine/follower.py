@@ -24,7 +24,6 @@ from eyas.config import EngineConfig
 from eyas.engine.build import (
     find_order,
     longest_sequence,
-    model_dtype,
     open_files,
     open_hardware,
     slots_of_rank,
@@ -92,9 +91,9 @@ def follow(setup: wire.RankSetup) -> None:
 def load_rank(config: EngineConfig, hardware: Device, group: Group) -> ModelRunner:
     """Return the runner of this rank's part of the model."""
     shard = replace(shard_of(config, hardware.device, group.rank), group=group)
-    files = open_files(config, hardware, shard).files
+    opened = open_files(config, hardware, shard)
+    files, dtype = opened.files, opened.dtype
     local = of_rank(files.spec, shard)
-    dtype, _ = model_dtype(config, hardware, shard)
     kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
     order = find_order(config, hardware, dtype, local)
     model = files.load(
