@@ -30,8 +30,8 @@ from eyas.attention import open_attention
 from eyas.cache import KVStore
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.core import DraftTree, SamplingParams
-from eyas.engine.build import Parts
 from eyas.engine.exactness import chain_of, random_tree
+from eyas.engine.load import Parts
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.device import open_device
 from eyas.runner.graphs import StepGraphs

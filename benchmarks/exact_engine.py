@@ -22,9 +22,10 @@ from eyas.config import CacheConfig, EngineConfig, EngineInfo
 from eyas.core import DraftTree, Request, SamplingParams, TokenLogprob
 from eyas.draft import Drafter, RootDrafter, TreeShape
 from eyas.draft.base import roots_alone
-from eyas.engine.build import Parts, assemble, connect
+from eyas.engine.build import assemble, connect
 from eyas.engine.engine import Engine
 from eyas.engine.exactness import chain_of, random_tree
+from eyas.engine.load import Parts
 from eyas.runner.batch import Batch
 from eyas.runner.device import Device
 from eyas.runner.runner import ModelRunner

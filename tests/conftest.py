@@ -89,9 +89,9 @@ def _one_thread() -> Iterator[None]:
 def _row_orders_are_measured_once() -> Iterator[None]:
     """Measure the row order of each set of shapes once. It depends on the machine alone, so engines of
     the same shapes share it; the tests of the measurement call it directly."""
-    from eyas.engine import build
+    from eyas.engine import load
 
-    find = build.find_row_order
+    find = load.find_row_order
 
     @cache
     def found(num_threads: int, shapes: Any, heads: Any, *others: Any) -> Any:
@@ -101,7 +101,7 @@ def _row_orders_are_measured_once() -> Iterator[None]:
         return found(torch.get_num_threads(), tuple(shapes), tuple(heads), *others)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(build, "find_row_order", find_once)
+        patched.setattr(load, "find_row_order", find_once)
         yield
 
 

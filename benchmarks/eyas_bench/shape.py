@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from eyas.config import DraftConfig, EngineConfig
-from eyas.engine.build import Parts, assemble, find_order, longest_sequence
+from eyas.engine.build import assemble
 from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
+from eyas.engine.load import Parts, find_order, longest_sequence
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
 from eyas.models import resolve_dtype

@@ -16,7 +16,7 @@ from eyas import builtin
 from eyas.config import CacheConfig, DeviceConfig, DraftConfig, EngineConfig, ModelConfig
 from eyas.core import RequestError, SamplingParams
 from eyas.draft import RootDrafter
-from eyas.engine import build
+from eyas.engine import load
 from eyas.llm import LLM
 from eyas.runner import device
 from tests.models.quantised import CASES, write_quantised
@@ -51,8 +51,8 @@ def nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: object, **options: object) -> None:
         raise AssertionError("too late")
 
-    monkeypatch.setattr(build, "find_order", never)
-    monkeypatch.setattr(build.ModelFiles, "load", never)
+    monkeypatch.setattr(load, "find_order", never)
+    monkeypatch.setattr(load.ModelFiles, "load", never)
 
 
 @pytest.mark.usefixtures("nothing_long")
@@ -91,7 +91,7 @@ def test_float16_is_a_number_format_of_a_cpu_too(model: Path) -> None:
 def test_a_model_that_no_memory_holds_is_refused_first(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "memory_bytes", lambda device: 2**20)
+    monkeypatch.setattr(load, "memory_bytes", lambda device: 2**20)
     message = r"model\.path: .*model takes 0\.\d GiB as \w+, cpu has 0\.0; take a smaller model"
     with pytest.raises(ValueError, match=message):
         LLM(config=config(model))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from eyas.config import DraftConfig, EngineConfig, ModelConfig
 from eyas.core import SamplingParams
-from eyas.engine.build import load
+from eyas.engine.load import load
 from eyas.llm import LLM
 from eyas.models import load_model, read_spec
 from eyas.ops.compress import chosen_entries

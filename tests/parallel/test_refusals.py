@@ -81,7 +81,7 @@ def test_a_cpu_divides_float32_alone_by_compiled_products(
         build_engine(config_of(directory, 2, "bfloat16"))
     with pytest.raises(ValueError, match=r"exact_across_tp: .* --dtype float32"):
         build_engine(config_of(directory, 1, "bfloat16", exact_across_tp=True))
-    monkeypatch.setattr("eyas.engine.build.is_available", lambda *_: False)
+    monkeypatch.setattr("eyas.engine.load.is_available", lambda *_: False)
     with pytest.raises(ValueError, match=r"parallel.tp: .* C compiler"):
         build_engine(config_of(directory, 2))
 

@@ -21,24 +21,27 @@ from eyas import logs, wire
 from eyas.attention import open_attention
 from eyas.cache import KVStore
 from eyas.config import EngineConfig
-from eyas.engine.build import (
+from eyas.engine.kv_format import resolve_kv_dtype
+from eyas.engine.load import (
     find_order,
     longest_sequence,
     open_files,
     open_hardware,
-    slots_of_rank,
 )
-from eyas.engine.kv_format import resolve_kv_dtype
 from eyas.engine.ranks import shard_of
 from eyas.engine.worker import read_line
+from eyas.models import ModelSpec
 from eyas.models.sharding import of_rank
 from eyas.parallel.group import Group, Meeting, meet
 from eyas.parallel.lost import GroupLost
-from eyas.runner.device import Device
+from eyas.runner.device import Device, cache_budget
 from eyas.runner.ranks import EndMessage, Listener, StateMessage
 from eyas.runner.runner import ModelRunner
 
 log = logging.getLogger("eyas.rank")
+
+ANY_SLOTS = 1 << 48
+"""Says that a rank limits no number of slots."""
 
 
 def main() -> int:
@@ -113,6 +116,18 @@ def load_rank(config: EngineConfig, hardware: Device, group: Group) -> ModelRunn
         scales=files.kv_scales() if kv_dtype != dtype else (),
     )
     return ModelRunner(model, open_attention(kv))
+
+
+def slots_of_rank(
+    config: EngineConfig, spec: ModelSpec, hardware: Device, kv_dtype: torch.dtype
+) -> int:
+    """Return the most slots that this rank has memory for. spec: of its part."""
+    if hardware.device.type == "cpu":
+        return ANY_SLOTS  # rank 0 shares the machine's memory out
+    budget = cache_budget(hardware.device, config.cache.memory_fraction)
+    rows = config.scheduler.rows(on_gpu=True)
+    budget -= 16 * rows * (spec.intermediate_size + spec.hidden_size)
+    return budget // KVStore.bytes_per_slot(spec.stores, kv_dtype)
 
 
 if __name__ == "__main__":
