@@ -24,7 +24,6 @@ from eyas.server.codes import Code
 from eyas.server.error_context import ErrorContext
 from eyas.server.errors import ApiError
 from eyas.server.formats import AnswerFormat, ChoiceOutput, num_cached_tokens, usage_object
-from eyas.server.handover import transfer_fields
 from eyas.server.options import StreamGranularity
 from eyas.server.record import AnswerRecord, RequestRecord
 from eyas.server.service import Service
@@ -126,10 +125,7 @@ class Answer:
             choices[choice_index].add(delta)
 
         def encode() -> bytes:
-            response = self._format.response(choices, self._usage())
-            if fields := transfer_fields(choices):  # of chats and completions alone
-                response |= fields
-            return msgspec.json.encode(response)
+            return msgspec.json.encode(self._format.response(choices, self._usage()))
 
         if sum(choice.num_values for choice in choices) <= SMALL_VALUES:
             return ChunkedJsonResponse(encode())

@@ -24,6 +24,7 @@ from eyas.server.formats import (
     prompt_logprobs,
     to_raw_json,
 )
+from eyas.server.handover import transfer_fields
 from eyas.server.message_writer import MessageWriter
 from eyas.text import Tokenizer
 
@@ -82,7 +83,7 @@ class ChatFormat(AnswerFormat):
         answer |= {"choices": parts, "usage": self._with_reasoning_tokens(usage)}
         if choices[0].prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(self._tokenizer, choices[0].prompt_logprobs)
-        return answer
+        return answer | transfer_fields(choices)
 
     def _choice(self, choice: ChoiceOutput) -> dict[str, Any]:
         assert choice.last is not None

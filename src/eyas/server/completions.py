@@ -24,6 +24,7 @@ from eyas.server.formats import (
     to_raw_json,
     token_text,
 )
+from eyas.server.handover import transfer_fields
 from eyas.server.request_models import CompletionBody
 from eyas.server.sampling import (
     check_alternatives,
@@ -126,6 +127,7 @@ class CompletionFormat(AnswerFormat):
             **self._head,
             "choices": [to_raw_json(self._choice(choice, choices)) for choice in choices],
             "usage": usage,
+            **transfer_fields(choices),
         }
 
     def _choice(self, choice: ChoiceOutput, choices: list[ChoiceOutput]) -> dict[str, Any]:
