@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from eyas.cache import CacheManager
@@ -31,27 +31,20 @@ class StepPlan:
     """The plan of one step: sequences[i] owns spans[i].
 
     max_length: upper bound of the length of any sequence once the step has landed. shape: the largest
-    tree; each sequence with a root has slots for that many nodes.
+    tree; each sequence with a root has slots for that many nodes. rooted: the sequences whose spans
+    have a root, in order.
     """
 
-    sequences: list[Sequence]
-    spans: list[Span]
-    max_length: int
     shape: TreeShape
+    max_length: int = 1
+    sequences: list[Sequence] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    rooted: list[Sequence] = field(default_factory=list)
 
     @property
     def width(self) -> int:
         """Most nodes of a tree."""
         return self.shape.width
-
-    @property
-    def rooted(self) -> list[Sequence]:
-        """The sequences whose spans have a root, in order."""
-        return [
-            sequence
-            for sequence, span in zip(self.sequences, self.spans, strict=True)
-            if span.node_slots is not None
-        ]
 
 
 class Scheduler:
@@ -91,7 +84,7 @@ class Scheduler:
         storing = [s for s in self.running if s.is_storing_context]
         has_chunks = bool(storing or self.waiting)
         shape = self._shape(stepping, has_chunks=has_chunks)
-        plan = StepPlan([], [], 1, shape)
+        plan = StepPlan(shape)
         budget = self._add_running(plan, stepping, storing)
         self._add_waiting(plan, budget)
         if self.cache.windows is not None:
@@ -296,6 +289,7 @@ class Scheduler:
         sequence.num_planned = start + count
         sequence.num_in_flight += 1
         if has_root:
+            plan.rooted.append(sequence)
             sequence.num_rooted_in_flight += 1
             sequence.num_in_flight_tokens += plan.width
         plan.max_length = max(
