@@ -27,6 +27,8 @@ IDLE_SECONDS = 0.0005
 """The maximum sleep of the engine's thread, in seconds, when it has no work."""
 
 WARM_UPS = 2
+WARM_UP_TOKENS = 128
+"""The longest answer of a warm-up request."""
 FEW = 8
 """The number of warm-up requests on a device where nothing is prepared for each batch size."""
 WARM_UP_SCHEMA = '{"type":"string"}'
@@ -163,8 +165,8 @@ def run_on_engine(
 def to_warm_up(engine: Engine, arrivals: Sequence[Arrival]) -> list[Arrival]:
     """Return warm-up requests: prompts of the load, all at once, with answers of many lengths.
 
-    Every number of sequences is stepped. Their schema is not one of the load's, whose grammars are
-    compiled when they are first used.
+    Steps of many batch sizes run. Their schema is not one of the load's, whose grammars are compiled when
+    they are first used.
     """
     on_gpu = engine.table.device.type != "cpu"
     most = min(engine.table.num_seats if on_gpu else FEW, len(arrivals))
@@ -174,11 +176,16 @@ def to_warm_up(engine: Engine, arrivals: Sequence[Arrival]) -> list[Arrival]:
             -1 - i,
             0.0,
             arrival.prompt,
-            max(1, min(8 + 2 * i, engine.info.max_model_len - len(arrival.prompt))),
+            max(1, min(_spread(i, most), engine.info.max_model_len - len(arrival.prompt))),
             WARM_UP_SCHEMA if with_schemas and i % 4 == 3 else None,
         )
         for i, arrival in enumerate(arrivals[:most])
     ]
+
+
+def _spread(index: int, count: int) -> int:
+    """Return the length of a warm-up answer: they end one after the other."""
+    return 8 + (WARM_UP_TOKENS - 8) * index // max(1, count)
 
 
 async def run_on_server(

@@ -123,19 +123,43 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kv_events: KVEventsConfig = KVEventsConfig()
 
 
+FEWEST_AUTO_SEATS, MOST_AUTO_SEATS = 64, 512
+"""Sequences that run at once where the engine chooses how many."""
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """max_num_seqs: most sequences that run at once.
+    """max_num_seqs: most sequences that run at once. "auto" is 64 on a CPU, and on a GPU up to 512, as
+    memory allows.
     max_batch_tokens: most rows of a step (prompt chunks and tree nodes together). "auto" is 512 on
     a CPU and 2048 on a GPU, where a step of few rows takes as long as one of many.
     flights: steps that may be in flight when the next one is launched (0 or 1).
     max_graph_batch: largest number of sequences of a step that runs from CUDA graphs. None captures
     steps of any size, 0 captures none.
+    max_step_ms: milliseconds that a step may take while sequences decode. Prompt chunks are made
+    smaller accordingly, by the time of the steps before. "auto" is 50 on a GPU, and no limit on a CPU.
     """
 
-    max_num_seqs: int = 64
+    max_num_seqs: int | Auto = "auto"
     max_batch_tokens: int | Auto = "auto"
     flights: int | Auto = "auto"
     max_graph_batch: int | None = None
+    max_step_ms: float | Auto = "auto"
+
+    @property
+    def num_seats(self) -> int:
+        """max_num_seqs, and the least that is chosen where that is "auto"."""
+        return FEWEST_AUTO_SEATS if self.max_num_seqs == "auto" else self.max_num_seqs
+
+    @property
+    def most_seats(self) -> int:
+        """max_num_seqs, and the most that is chosen where that is "auto"."""
+        return MOST_AUTO_SEATS if self.max_num_seqs == "auto" else self.max_num_seqs
+
+    def step_seconds(self, *, on_gpu: bool) -> float | None:
+        """Return how long a step may take on this kind of device; None is any time."""
+        if self.max_step_ms == "auto":
+            return 0.05 if on_gpu else None
+        return self.max_step_ms / 1000
 
     def rows(self, *, on_gpu: bool) -> int:
         """Return the most rows of a step on this kind of device."""
@@ -254,7 +278,7 @@ class HandoverConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     timeout_seconds: float = 30.0
 
 
-def _number(value: int | Auto) -> int | None:
+def _number(value: float | Auto) -> float | None:
     return None if value == "auto" else value
 
 
@@ -366,9 +390,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("draft.steps", draft.max_steps, 1, 32),
             ("draft.topk", draft.topk, 1, 32),
             ("draft.nodes", _number(draft.nodes), 2, 128),
-            ("scheduler.max_num_seqs", scheduler.max_num_seqs, 1, 1024),
+            ("scheduler.max_num_seqs", _number(scheduler.max_num_seqs), 1, 1024),
             ("scheduler.max_graph_batch", scheduler.max_graph_batch, 0, 1024),
             ("scheduler.max_batch_tokens", _number(scheduler.max_batch_tokens), 16, 65536),
+            ("scheduler.max_step_ms", _number(scheduler.max_step_ms), 1, 60000),
             ("cache.num_slots", cache.num_slots, 16, None),
             ("model.max_model_len", self.model.max_model_len, 8, None),
             ("device.num_threads", self.device.num_threads, 1, 1024),
@@ -473,6 +498,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool
     exact_reason: str
     num_flights: int
+    max_num_seqs: int = FEWEST_AUTO_SEATS
+    """Most sequences that run at once."""
     num_ranks: int = 1
     """The processes that run the model together."""
     grammar_backend: GrammarBackend | None = None

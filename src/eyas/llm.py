@@ -104,7 +104,7 @@ class LLM:
         max_model_len: int | None = DEFAULTS.model.max_model_len,
         device: str = DEFAULTS.device.device,
         num_threads: int | None = DEFAULTS.device.num_threads,
-        max_num_seqs: int = DEFAULTS.scheduler.max_num_seqs,
+        max_num_seqs: int | str = DEFAULTS.scheduler.max_num_seqs,
         num_slots: int | None = DEFAULTS.cache.num_slots,
         prefix_cache: bool = DEFAULTS.cache.prefix_cache,
         offline: bool = DEFAULTS.model.offline,

@@ -52,8 +52,9 @@ def engine_config(
     exact: bool = DEVICE.exact,
     num_slots: int | None = CACHE.num_slots,
     memory_fraction: float = CACHE.memory_fraction,
-    max_num_seqs: int = SCHEDULER.max_num_seqs,
+    max_num_seqs: str | int = SCHEDULER.max_num_seqs,
     max_batch_tokens: str | int = SCHEDULER.max_batch_tokens,
+    max_step_ms: str | float = SCHEDULER.max_step_ms,
     max_graph_batch: int | None = SCHEDULER.max_graph_batch,
     prefix_cache: bool = CACHE.prefix_cache,
     kv_cache_dtype: str = CACHE.dtype,
@@ -98,8 +99,9 @@ def engine_config(
             else read_kv_events(kv_events_config),
         ),
         scheduler=SchedulerConfig(
-            max_num_seqs=max_num_seqs,
+            max_num_seqs=_count("scheduler.max_num_seqs", max_num_seqs),
             max_batch_tokens=_count("scheduler.max_batch_tokens", max_batch_tokens),
+            max_step_ms=_milliseconds("scheduler.max_step_ms", max_step_ms),
             flights="auto" if flights == "auto" else int(flights),
             max_graph_batch=max_graph_batch,
         ),
@@ -130,6 +132,15 @@ def engine_config(
             first_device=first_device,
         ),
     )
+
+
+def _milliseconds(setting: str, text: str | float) -> float | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ValueError(f"{setting}: a number or auto, not {text!r}") from error
 
 
 def _count(setting: str, text: str | int) -> int | Literal["auto"]:

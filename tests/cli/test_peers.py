@@ -36,7 +36,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         started: list[EngineConfig] = []
 
         def start(config: EngineConfig, options: Any) -> int:
-            assert options.max_queued == config.scheduler.max_num_seqs + 1024
+            assert options.max_queued == config.scheduler.most_seats + 1024
             started.append(config)
             return 0
 

@@ -272,7 +272,9 @@ class Fixed(Drafter):
         self.shape = TreeShape(tree.width - 1, 2, tree.width)
         self.reports: list[StepReport] = []
 
-    def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
+    def preferred_shape(
+        self, num_sequences: int, num_constrained: int = 0, num_prompt_rows: int = 0
+    ) -> TreeShape:
         return TreeShape(4, 1, 5)
 
     def propose(self, batch: Any, shape: TreeShape) -> DraftTree:

@@ -181,7 +181,7 @@ def test_batch_sizes_that_run_one_graph_share_what_is_learned() -> None:
 
     for num in (4, 4, 6, 6):
         learn(num, 0.02)
-    before = {num: pace._rate(num, shape) for num in (4, 5, 6)}
+    before = {num: pace._rate(num, pace._batch(num, 0), shape) for num in (4, 5, 6)}
     learn(5, 0.01)
-    after = {num: pace._rate(num, shape) for num in (4, 5, 6)}
+    after = {num: pace._rate(num, pace._batch(num, 0), shape) for num in (4, 5, 6)}
     assert after[4] == before[4] and after[5] > before[5] and after[6] > before[6]

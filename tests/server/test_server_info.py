@@ -28,7 +28,7 @@ def test_routers_find_what_they_read(http: httpx.Client, fake: FakeClient):
     assert server["version"] == eyas.__version__
     assert (server["context_length"], server["max_req_input_len"]) == (512, 511)
     assert (server["max_total_num_tokens"], server["tp_size"], server["dp_size"]) == (4096, 1, 1)
-    assert server["max_running_requests"] == EngineConfig().scheduler.max_num_seqs
+    assert server["max_running_requests"] == EngineConfig().scheduler.num_seats
     assert server["internal_states"] == [{"avg_spec_accept_length": 2.25}]
     assert model["is_generation"] is True and model["architectures"] == ["FakeForCausalLM"]
     for info in (server, model):

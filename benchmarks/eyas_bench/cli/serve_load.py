@@ -272,7 +272,8 @@ def _config(
     given: dict[str, Any] = {"model": model, "offline": offline}
     if shaped.shape is not None:
         given = {"model": shaped.shape, "max_model_len": needed + 32}
-        drafting = unpaced(drafting)
+        if shaped.synthetic_acceptance is None:  # a random head would soon not be asked
+            drafting = unpaced(drafting)
     return engine_config(**given, dtype=dtype, **vars(drafting), **vars(resources))
 
 

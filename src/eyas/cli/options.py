@@ -199,10 +199,11 @@ MemoryFraction = Annotated[
     ),
 ]
 MaxNumSeqs = Annotated[
-    int,
+    str,
     typer.Option(
         "--max-num-seqs",
-        help="Maximum number of sequences in a step.",
+        help="Maximum number of sequences in a step. auto is 64 on a CPU, and on a GPU up to 512, as "
+        "memory allows.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
@@ -212,6 +213,15 @@ MaxBatchTokens = Annotated[
         "--max-batch-tokens",
         help="Maximum number of tokens in a step, prompt chunks and draft trees together. auto is 512 "
         "on a CPU, 2048 on a GPU.",
+        rich_help_panel=RESOURCE_PANEL,
+    ),
+]
+MaxStepMs = Annotated[
+    str,
+    typer.Option(
+        "--max-step-ms",
+        help="Milliseconds that a step may take while sequences decode: prompt chunks are made smaller "
+        "accordingly. auto is 50 on a GPU, no limit on a CPU.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
@@ -419,8 +429,9 @@ class ResourceOptions:
     kv_cache_dtype: KVCacheDtype = CACHE.dtype
     num_slots: NumSlots = CACHE.num_slots
     memory_fraction: MemoryFraction = CACHE.memory_fraction
-    max_num_seqs: MaxNumSeqs = SCHEDULER.max_num_seqs
+    max_num_seqs: MaxNumSeqs = str(SCHEDULER.max_num_seqs)
     max_batch_tokens: MaxBatchTokens = str(SCHEDULER.max_batch_tokens)
+    max_step_ms: MaxStepMs = str(SCHEDULER.max_step_ms)
     max_graph_batch: MaxGraphBatch = SCHEDULER.max_graph_batch
 
 

@@ -370,7 +370,7 @@ def serve(
         reasons += [error_text(error, translation.flags) for error in errors]
         raise Refused(reasons, line if parsed.has_peer_options else "")
     assert engine is not None
-    max_queued = engine.scheduler.max_num_seqs + max_waiting
+    max_queued = engine.scheduler.most_seats + max_waiting
     max_requests = max_queued + SPARE_REQUESTS
     notes = [*parsed.notes, *translation.notes]
     if parsed.has_peer_options:

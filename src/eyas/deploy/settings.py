@@ -72,14 +72,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def max_ongoing(self) -> int:
         """Most requests that one engine is given: as many wait as run."""
-        return 2 * self.engine_config().scheduler.max_num_seqs
+        return 2 * self.engine_config().scheduler.num_seats
 
     @property
     def target(self) -> int:
         """Requests of an engine that the number of engines is chosen for."""
         if self.target_requests is not None:
             return self.target_requests
-        return max(1, self.engine_config().scheduler.max_num_seqs // 2)
+        return max(1, self.engine_config().scheduler.num_seats // 2)
 
 
 def read_settings(given: Mapping[str, Any]) -> Settings:

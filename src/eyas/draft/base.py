@@ -80,7 +80,8 @@ class StepReport:
     proposed nodes, the root and nodes that a grammar refused included. seconds: wall time of the
     step; None if the step also stored prompt chunks. accepted: for each accepted node, from the root
     down, the source that proposed it (an index into `Drafter.sources`). sequences: a number that the
-    sequence has in all steps, and no other sequence.
+    sequence has in all steps, and no other sequence. num_prompt_rows: rows of prompt chunks in the
+    step.
     """
 
     tree: DraftTree
@@ -89,6 +90,7 @@ class StepReport:
     seconds: float | None
     accepted: Sequence[Sequence[int]]
     sequences: Sequence[int]
+    num_prompt_rows: int = 0
 
 
 class Drafter(ABC):
@@ -123,11 +125,14 @@ class Drafter(ABC):
         """Most nodes that it proposes, the root included."""
         return self.shape.width
 
-    def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
+    def preferred_shape(
+        self, num_sequences: int, num_constrained: int = 0, num_prompt_rows: int = 0
+    ) -> TreeShape:
         """Return the tree shape that it prefers for the next step. A shape of one node means no draft.
 
         num_sequences: sequences with a root in the step. num_constrained: sequences with a grammar
-        among all that may join the step, waiting ones included.
+        among all that may join the step, waiting ones included. num_prompt_rows: rows of prompt chunks
+        that the step may have beside the trees.
         """
         return self.shape
 
@@ -175,8 +180,10 @@ class DrafterWrapper(Drafter):
     def prefix_rows(self) -> PrefixRows | None:
         return self._inner.prefix_rows
 
-    def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
-        return self._inner.preferred_shape(num_sequences, num_constrained)
+    def preferred_shape(
+        self, num_sequences: int, num_constrained: int = 0, num_prompt_rows: int = 0
+    ) -> TreeShape:
+        return self._inner.preferred_shape(num_sequences, num_constrained, num_prompt_rows)
 
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         return self._inner.propose(batch, shape)

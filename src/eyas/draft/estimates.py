@@ -26,6 +26,9 @@ DOUBTED = 4
 EXPECTED = 8
 """Accepted tokens that the assumption is worth that a sequence accepts as much as the slowest usually
 does."""
+MIN_ADDED = 1 / 64
+"""Decoding adds at least this to a step with prompt chunks, in steps of one row: measured times of two
+row counts may be equal."""
 SPARED = 8
 """One sequence of so many may accept less than what counts as the slowest."""
 
@@ -73,9 +76,18 @@ class Estimates:
         self._timings: dict[int, Timing] = {}
         self._latest: Timing | None = None
 
-    def seconds(self, num_sequences: int, shape: TreeShape) -> float:
-        """Return the seconds of a step that catches nothing up."""
+    def seconds(self, num_sequences: int, shape: TreeShape, num_prompt_rows: int = 0) -> float:
+        """Return the seconds of a step that catches nothing up.
+
+        num_prompt_rows: rows of prompt chunks that the step has too. What they would take alone does
+        not count: they are stored in this step or another, and a token is worth the time that it adds.
+        """
         timing = self._timings.get(bucket_of(num_sequences))
+        if num_prompt_rows:
+            rows = num_prompt_rows + num_sequences * shape.nodes
+            added = self._target.at(rows) - self._target.at(num_prompt_rows)
+            drafting = self._drafted(num_sequences, shape)
+            return self._slowness(timing) * max(MIN_ADDED * self._target.at(1), added + drafting)
         relative = None if timing is None else timing.relative(shape)
         return (
             (relative or self._usual(shape))
@@ -172,11 +184,16 @@ class Estimates:
         seconds = self._predictions.get((num_sequences, shape))
         if seconds is None:
             seconds = self._target.at(num_sequences * shape.nodes)
-            if shape.steps:
-                seconds += self._drafting.at(2 * num_sequences)
-                seconds += (shape.steps - 1) * self._drafting.at(num_sequences * shape.topk)
+            seconds += self._drafted(num_sequences, shape)
             self._predictions[num_sequences, shape] = seconds
         return seconds
+
+    def _drafted(self, num_sequences: int, shape: TreeShape) -> float:
+        """Seconds of drafting, likewise."""
+        if not shape.steps:
+            return 0.0
+        seconds = self._drafting.at(2 * num_sequences)
+        return seconds + (shape.steps - 1) * self._drafting.at(num_sequences * shape.topk)
 
     def _usual(self, shape: TreeShape) -> float:
         """The relative time of this shape at other batch sizes, else of what is most like it."""

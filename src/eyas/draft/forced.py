@@ -58,8 +58,10 @@ class ForcedDrafter(DrafterWrapper):
     def reads_automata(self) -> bool:
         return True
 
-    def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
-        preferred = self._inner.preferred_shape(num_sequences, num_constrained)
+    def preferred_shape(
+        self, num_sequences: int, num_constrained: int = 0, num_prompt_rows: int = 0
+    ) -> TreeShape:
+        preferred = self._inner.preferred_shape(num_sequences, num_constrained, num_prompt_rows)
         extra = self._nodes if num_constrained else 0
         return preferred if preferred.extra == extra else replace(preferred, extra=extra)
 

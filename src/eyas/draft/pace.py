@@ -90,6 +90,7 @@ class _Batch:
     resumes: bool = False
     told: bool | None = None
     tell_at: int = TELL_AFTER
+    num_prompt_rows: int = 0
 
 
 class Pace:
@@ -102,11 +103,11 @@ class Pace:
     def __init__(self, shapes: Sequence[TreeShape], target: Costs, drafting: Costs) -> None:
         self.shapes = (PLAIN, *shapes)
         self._estimates = Estimates(max(shape.steps for shape in shapes), target, drafting)
-        self._batches: dict[int, _Batch] = {}
+        self._batches: dict[tuple[int, bool], _Batch] = {}
 
-    def choose(self, num_sequences: int) -> TreeShape:
-        """Return the shape of the next step."""
-        batch = self._batches.setdefault(bucket_of(num_sequences), _Batch())
+    def choose(self, num_sequences: int, num_prompt_rows: int = 0) -> TreeShape:
+        """Return the shape of the next step. num_prompt_rows: of prompt chunks that it may have too."""
+        batch = self._batch(num_sequences, num_prompt_rows)
         batch.age += 1
         if batch.trial is not None and batch.age < batch.trial_end:
             return batch.trial
@@ -124,9 +125,16 @@ class Pace:
         batch.tried[shape] = batch.age
         return shape
 
-    def miss(self, num_sequences: int, num_rows: int) -> None:
+    def miss(self, num_sequences: int, num_rows: int, num_prompt_rows: int = 0) -> None:
         """So many rows are missing before the sequences of this step can have drafts."""
-        self._batches.setdefault(bucket_of(num_sequences), _Batch()).missing = num_rows
+        self._batch(num_sequences, num_prompt_rows).missing = num_rows
+
+    def _batch(self, num_sequences: int, num_prompt_rows: int) -> _Batch:
+        """What is known of steps like this one: of a batch size, with or without prompt chunks."""
+        key = bucket_of(num_sequences), num_prompt_rows > 0
+        batch = self._batches.setdefault(key, _Batch())
+        batch.num_prompt_rows = num_prompt_rows
+        return batch
 
     def learn(
         self,
@@ -139,6 +147,7 @@ class Pace:
         is_steady: bool = True,
         sequences: Sequence[int] = (),
         num_caught_up: int = 0,
+        num_prompt_rows: int = 0,
     ) -> None:
         """A step of this shape has landed.
 
@@ -146,9 +155,10 @@ class Pace:
         from step to step; None where the step stored prompts too. is_chain: the draft was a chain.
         is_steady: no step of another shape ran in that time. sequences: a number for each of `fates`;
         none is 0, 1, ... num_caught_up: missing rows that the drafting network computed first.
+        num_prompt_rows: rows of the prompts that the step stored.
         """
         estimates = self._estimates
-        batch = self._batches.setdefault(bucket_of(num_sequences), _Batch())
+        batch = self._batch(num_sequences, num_prompt_rows)
         if seconds is not None and is_steady and not num_caught_up:
             estimates.learn_seconds(num_sequences, shape, seconds)
         if shape == PLAIN and batch.held == PLAIN:
@@ -160,8 +170,8 @@ class Pace:
             progress = estimates.progress(
                 num_sequences, sequences or range(len(fates)), [accepted for _, accepted in fates]
             )
-        plain = estimates.seconds(num_sequences, PLAIN)
-        usual = estimates.seconds(num_sequences, shape)
+        plain = self._seconds(num_sequences, batch, PLAIN)
+        usual = self._seconds(num_sequences, batch, shape)
         most = MOST_OF_USUAL * (usual + estimates.catching_up(num_caught_up))
         taken = (most / MOST_OF_USUAL if seconds is None else min(seconds, most)) / plain
         credit = purse = SHARE * taken
@@ -180,12 +190,12 @@ class Pace:
             if batch.held in (PLAIN, shape):  # else it is a try beside drafts that pay
                 credit += progress - taken
         if shape != batch.held:
-            purse += progress * self._steps_per_token(num_sequences, batch.held) - taken
+            purse += progress * self._steps_per_token(num_sequences, batch, batch.held) - taken
         _book(batch, credit, purse)
 
     def _weigh(self, num_sequences: int, batch: _Batch, *, is_due: bool) -> TreeShape:
         """Hold the shape that promises most. Return it, or where a try is due and can be paid, that."""
-        rates = {shape: self._rate(num_sequences, shape) for shape in self.shapes}
+        rates = {shape: self._rate(num_sequences, batch, shape) for shape in self.shapes}
         best = max(self.shapes, key=rates.__getitem__)
         if rates[best] < MIN_GAIN * rates[PLAIN] or (
             batch.held == PLAIN
@@ -249,32 +259,38 @@ class Pace:
 
     def _price(self, num_sequences: int, batch: _Batch, shape: TreeShape) -> float:
         """Plain steps that a try of a shape should lose against the shape in use."""
-        plain = self._estimates.seconds(num_sequences, PLAIN)
+        plain = self._seconds(num_sequences, batch, PLAIN)
         worth = self._estimates.tokens(num_sequences, shape)
-        worth *= self._steps_per_token(num_sequences, batch.held)
-        lost = TRIAL_STEPS * (self._estimates.seconds(num_sequences, shape) / plain - worth)
+        worth *= self._steps_per_token(num_sequences, batch, batch.held)
+        lost = TRIAL_STEPS * (self._seconds(num_sequences, batch, shape) / plain - worth)
         if batch.held == PLAIN:
             lost += self._investment(num_sequences, batch)
         return lost
 
     def _investment(self, num_sequences: int, batch: _Batch) -> float:
         """Plain steps that catching up will take before the first draft."""
-        plain = self._estimates.seconds(num_sequences, PLAIN)
+        plain = self._seconds(num_sequences, batch, PLAIN)
         return self._estimates.catching_up(batch.missing) / plain
 
-    def _steps_per_token(self, num_sequences: int, shape: TreeShape) -> float:
-        """Plain steps in which a shape yields a token."""
-        return self._rate(num_sequences, PLAIN) / self._rate(num_sequences, shape)
+    def _seconds(self, num_sequences: int, batch: _Batch, shape: TreeShape) -> float:
+        """Seconds that the trees of a step take, beside the prompt chunks of the last such step."""
+        return self._estimates.seconds(num_sequences, shape, batch.num_prompt_rows)
 
-    def _rate(self, num_sequences: int, shape: TreeShape) -> float:
+    def _steps_per_token(self, num_sequences: int, batch: _Batch, shape: TreeShape) -> float:
+        """Plain steps in which a shape yields a token."""
+        return self._rate(num_sequences, batch, PLAIN) / self._rate(num_sequences, batch, shape)
+
+    def _rate(self, num_sequences: int, batch: _Batch, shape: TreeShape) -> float:
         """Tokens of a sequence a second."""
-        estimates = self._estimates
-        return estimates.tokens(num_sequences, shape) / estimates.seconds(num_sequences, shape)
+        tokens = self._estimates.tokens(num_sequences, shape)
+        return tokens / self._seconds(num_sequences, batch, shape)
 
     def _tell(self, num_sequences: int, batch: _Batch) -> None:
         """The log hears whether there are drafts, and why."""
         batch.told, batch.tell_at = batch.held != PLAIN, batch.age + TELL_EVERY
-        rates = {shape: self._rate(num_sequences, shape) for shape in self.shapes if shape.steps}
+        rates = {
+            shape: self._rate(num_sequences, batch, shape) for shape in self.shapes if shape.steps
+        }
         best = batch.held if batch.told else max(rates, key=rates.__getitem__)
         estimates = self._estimates
         log.info(
@@ -283,13 +299,13 @@ class Pace:
             "%.0f and %.0f tokens/s%s",
             num_sequences,
             "drafting" if batch.told else "not drafting",
-            1000 * estimates.seconds(num_sequences, PLAIN),
+            1000 * self._seconds(num_sequences, batch, PLAIN),
             best.steps,
             best.nodes,
-            1000 * estimates.seconds(num_sequences, best),
+            1000 * self._seconds(num_sequences, batch, best),
             1 + estimates.accepted(best),
             estimates.tokens(num_sequences, best),
-            num_sequences * self._rate(num_sequences, PLAIN),
+            num_sequences * self._rate(num_sequences, batch, PLAIN),
             num_sequences * rates[best],
             self._obstacle(num_sequences, batch),
         )

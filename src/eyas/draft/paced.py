@@ -30,15 +30,18 @@ class PacedDrafter(DrafterWrapper):
         self._preferred = inner.shape
         self._proposed: deque[_Proposed] = deque(maxlen=MAX_REMEMBERED)
 
-    def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
+    def preferred_shape(
+        self, num_sequences: int, num_constrained: int = 0, num_prompt_rows: int = 0
+    ) -> TreeShape:
         if num_sequences:  # else prompts alone are stored: who steps next is not known yet
-            self._preferred = self._pace.choose(num_sequences)
+            self._preferred = self._pace.choose(num_sequences, num_prompt_rows)
         return self._preferred
 
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         tree = self._inner.propose(batch, shape)
         if batch.rooted:
-            self._pace.miss(len(batch.rooted), self._inner.num_missing(batch))
+            num_prompt_rows = sum(span.context_count for span in batch.spans)
+            self._pace.miss(len(batch.rooted), self._inner.num_missing(batch), num_prompt_rows)
         self._proposed.append(_Proposed(tree, shape))
         return tree
 
@@ -67,4 +70,5 @@ class PacedDrafter(DrafterWrapper):
             is_steady=is_steady,
             sequences=sequences,
             num_caught_up=report.tree.num_caught_up,
+            num_prompt_rows=report.num_prompt_rows,
         )

@@ -22,6 +22,7 @@ from eyas.engine.cache_size import (
     Demand,
     SlotBytes,
     cache_bytes,
+    choose_num_seats,
     most_slots,
     num_window_slots,
 )
@@ -67,6 +68,9 @@ log = logging.getLogger(__name__)
 CAPTURED_LENGTHS = (512, 1024, 2048)
 """Upper bounds of sequence lengths whose steps are captured at start-up."""
 
+MOST_CAPTURED = 64
+"""Sequences of the largest step that is captured at start-up."""
+
 SNAPSHOT_BYTES = 2 << 30
 """Most memory for snapshots of states."""
 
@@ -111,26 +115,32 @@ def assemble(
     own_drafter: the drafter if `parts.drafting` is None. verify: computes the verdicts. captures: on a
     device, capture common steps now; otherwise each step is captured when it first occurs.
     """
-    dtype, order, drafting = parts.dtype, parts.order, parts.drafting
+    given, dtype, order, drafting = config, parts.dtype, parts.order, parts.drafting
     spec, ranks = of_rank(parts.spec, parts.model.shard), parts.ranks
     kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
     windowed = [store for store in spec.attention_stores if store.window is not None]
     per_window_slot = KVStore.bytes_per_slot(windowed, kv_dtype)
-    per_slot, scratch = KVStore.bytes_per_slot(spec.stores, kv_dtype) - per_window_slot, 0
+    per_slot = KVStore.bytes_per_slot(spec.stores, kv_dtype) - per_window_slot
+    per_seat = scratch = 0
     if drafting is not None:
         per_slot += drafting.bytes_per_slot(dtype, kv_dtype, hardware.device)
-        scratch = drafting.scratch_bytes(config.scheduler.max_num_seqs, kv_dtype)
+        per_seat = drafting.scratch_bytes(1, kv_dtype)
         width = drafting.shape.width
     else:
         assert own_drafter is not None
         width = own_drafter.width
     max_length = parts.model.max_model_len
-    states = _state_bytes(config, spec, width, dtype)
-    if usable(hardware.device):
-        scratch += step_bytes(spec, config, width, max_length, dtype)
     size = SlotBytes(
         per_slot, per_window_slot, max((store.window or 0 for store in windowed), default=0)
     )
+    per_seat += _table_bytes(1, max_length, width) + size.window * size.windowed
+    per_seat += sum(store.num_bytes(width, dtype.itemsize) for store in spec.state_stores)
+    config = _with_seats(config, hardware.device, per_seat)
+    if drafting is not None:
+        scratch = drafting.scratch_bytes(config.scheduler.num_seats, kv_dtype)
+    states = _state_bytes(config, spec, width, dtype)
+    if usable(hardware.device):
+        scratch += step_bytes(spec, config, width, max_length, dtype)
     num_slots, in_windows, max_length, cache_choices = _size_cache(
         config, size, scratch, states, hardware.device, max_length, width
     )
@@ -173,7 +183,7 @@ def assemble(
         in_windows,
         width=drafter.width,
         captures=config.scheduler.max_graph_batch != 0,
-        most_seqs=config.scheduler.max_num_seqs,
+        most_seqs=config.scheduler.num_seats,
     )
     if kv.windows is not None:
         kv.windows.clear()
@@ -195,6 +205,7 @@ def assemble(
         eos_token_ids=parts.eos_token_ids,
         exact=exact.exact,
         exact_reason=exact.reason,
+        max_num_seqs=config.scheduler.num_seats,
         num_ranks=parts.model.shard.size,
         num_flights=hardware.num_flights
         if config.scheduler.flights == "auto"
@@ -220,7 +231,7 @@ def assemble(
             *cache_choices,
             kv_choice(config, info),
             *_states_choices(config, spec, dtype),
-            *limit_choices(config, hardware, info),
+            *limit_choices(given, hardware, info),
             *on_device,
             exact_choice,
             grammar_choice(config, info, has_tokenizer=parts.tokenizer is not None),
@@ -243,7 +254,9 @@ def capture_steps(engine: Engine) -> list[int]:
 
 
 def captured_sizes(most: int) -> list[int]:
-    """Return the batch sizes that steps of up to `most` sequences are captured with, largest first."""
+    """Return the batch sizes whose steps are captured at start-up, of those of up to `most` sequences,
+    largest first. Larger ones are captured when they first occur, so that the start stays short."""
+    most = min(most, MOST_CAPTURED)
     return sorted({bucket_of(num) for num in range(1, most + 1)}, reverse=True)
 
 
@@ -319,7 +332,7 @@ def connect(
         blocks=BlockLog(events.block_size) if events.is_on else None,
     )
     table = SequenceTable(
-        scheduling.max_num_seqs,
+        scheduling.num_seats,
         info.max_model_len,
         drafter.width,
         device,
@@ -331,6 +344,7 @@ def connect(
         table,
         max_batch_tokens=scheduling.rows(on_gpu=device.type == "cuda"),
         preferred_shape=drafter.preferred_shape,
+        step_seconds=scheduling.step_seconds(on_gpu=device.type == "cuda"),
     )
     return Engine(
         runner=runner,
@@ -356,7 +370,7 @@ def step_bytes(
     cache: activations of a full step, logits, and partial results of attention over sequences of full
     length."""
     rows = config.scheduler.rows(on_gpu=True)
-    nodes = min(config.scheduler.max_num_seqs * width, rows)
+    nodes = min(config.scheduler.num_seats * width, rows)
     activations = 4 * rows * 2 * spec.intermediate_size * dtype.itemsize
     if (experts := spec.experts) is not None:
         # The float32 contributions exist twice: as computed, and joined with the shared expert's.
@@ -369,7 +383,7 @@ def step_bytes(
         activations += rows * spec.num_query_heads * of_head * dtype.itemsize
     if (state := spec.state) is not None:
         # Projections, and in float32 convolved inputs and outputs, of rows and of accepted nodes.
-        lines = rows + (config.scheduler.max_num_seqs + rows) * width
+        lines = rows + (config.scheduler.num_seats + rows) * width
         activations += 4 * lines * (state.convolved + state.output_width)
         activations += 2 * rows * (state.convolved + state.output_width) * dtype.itemsize
     logits = 2 * nodes * spec.vocab_size * 4
@@ -379,13 +393,34 @@ def step_bytes(
     return activations + logits + nodes * attention_units(max_length, width) * heads
 
 
+def _with_seats(config: EngineConfig, device: torch.device, per_seat: int) -> EngineConfig:
+    """Return the settings with a number of sequences that run at once.
+
+    per_seat: bytes that each takes however many tokens it has. Several ranks have the least number.
+    """
+    num_seats = config.scheduler.num_seats
+    if (
+        config.scheduler.max_num_seqs == "auto"
+        and device.type == "cuda"
+        and config.parallel.tp == 1
+    ):
+        num_seats = choose_num_seats(cache_budget(device, config.cache.memory_fraction), per_seat)
+    scheduler = msgspec.structs.replace(config.scheduler, max_num_seqs=num_seats)
+    return msgspec.structs.replace(config, scheduler=scheduler)
+
+
+def _table_bytes(num_seats: int, max_length: int, width: int) -> int:
+    """Return the bytes of the sequence table."""
+    return 16 * num_seats * (max_length + 3 * width)
+
+
 def _num_snapshots(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
     """Return the number of snapshots of states: two a seat, if so many take no more than
     `SNAPSHOT_BYTES`; 0 without states or a prefix cache."""
     size = _snapshot_bytes(spec, dtype)
     if not size or not config.cache.prefix_cache:
         return 0
-    return min(2 * config.scheduler.max_num_seqs, max(1, SNAPSHOT_BYTES // size))
+    return min(2 * config.scheduler.num_seats, max(1, SNAPSHOT_BYTES // size))
 
 
 def _states_choices(
@@ -407,7 +442,7 @@ def _state_bytes(config: EngineConfig, spec: ModelSpec, width: int, dtype: torch
     """Return the bytes of the states of all seats, and of the snapshots of states."""
     seat = sum(store.num_bytes(width, dtype.itemsize) for store in spec.state_stores)
     snapshots = _num_snapshots(config, spec, dtype) * _snapshot_bytes(spec, dtype)
-    return (config.scheduler.max_num_seqs + 2) * seat + snapshots
+    return (config.scheduler.num_seats + 2) * seat + snapshots
 
 
 def _size_cache(
@@ -427,14 +462,14 @@ def _size_cache(
     """
     num_slots, scheduling = config.cache.num_slots, config.scheduler
     demand = Demand(
-        most_useful=scheduling.max_num_seqs * (max_length + 2 * width),
-        num_sequences=scheduling.max_num_seqs,
+        most_useful=scheduling.num_seats * (max_length + 2 * width),
+        num_sequences=scheduling.num_seats,
         rows=scheduling.rows(on_gpu=device.type == "cuda"),
         shares_prefixes=config.cache.prefix_cache,
     )
     reason = "--num-slots"
     if num_slots is None:
-        table_bytes = 16 * config.scheduler.max_num_seqs * (max_length + 3 * width)
+        table_bytes = _table_bytes(scheduling.num_seats, max_length, width)
         budget = cache_budget(device, config.cache.memory_fraction, states)
         if device.type == "cpu":
             budget //= config.parallel.ranks_of_node

@@ -41,6 +41,20 @@ class Demand:
     shares_prefixes: bool
 
 
+SEATS = (512, 384, 256, 192, 128, 96, 64)
+"""Numbers of sequences to choose among."""
+SEATS_SHARE = 8
+"""What seats take beside the tokens of their sequences is at most one such part of the memory."""
+
+
+def choose_num_seats(budget: int, per_seat: int) -> int:
+    """Return how many sequences may run at once on a device.
+
+    budget: bytes that are free. per_seat: bytes that a sequence takes however many tokens it has.
+    """
+    return next((n for n in SEATS if n * per_seat * SEATS_SHARE <= budget), SEATS[-1])
+
+
 MAP_BYTES = 8
 """Bytes of the place of a token in layers with a window."""
 

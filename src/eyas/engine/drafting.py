@@ -61,6 +61,9 @@ log = logging.getLogger(__name__)
 
 MAX_FORCED = 24
 """Most nodes that forced spans add to a tree."""
+MOST_COST_ROWS, MOST_LOGITS = 2048, 256
+"""Rows of the largest forward pass whose cost is measured at start-up on a device, and the rows of it
+that have logits, of which a prompt has none."""
 COST_POSITION = 128
 """Position of the rows whose cost is measured at start-up."""
 
@@ -270,7 +273,7 @@ def build_drafter(
     """
     if drafting.names == ("root",):
         return RootDrafter()
-    shape, max_num_seqs = drafting.shape.alone, config.scheduler.max_num_seqs
+    shape, max_num_seqs = drafting.shape.alone, config.scheduler.num_seats
     sources: list[Drafter] = []
     for name in drafting.names:
         if name == "forced":
@@ -314,7 +317,9 @@ def pace(
     captures: steps run from CUDA graphs on a device.
     """
     max_rows = max_num_seqs * shape.nodes
-    costs = _target_costs(runner, max_length, min(max_rows, 128), captures)
+    # On a CPU time grows evenly with rows, and many of them would take long here.
+    most = MOST_COST_ROWS if runner.model.device.type == "cuda" else 128
+    costs = _target_costs(runner, max_length, min(max_rows, most), captures)
     log.debug("a step costs %s ms", _format_costs(costs))
     network_costs = NOTHING
     for network in drafter.networks:
@@ -346,7 +351,8 @@ def _network(
 
 
 def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> ForwardRows:
-    """Return rows of `num_rows` sequences at one position, which read and write the null slot only."""
+    """Return rows of `num_rows` sequences at one position, which read and write the null slot only. At
+    most `MOST_LOGITS` have logits."""
     position = min(COST_POSITION, max_length - 1)
     rows_B1 = torch.arange(num_rows, device=device).unsqueeze(1)
     zeros_T = torch.zeros(num_rows, dtype=torch.int64, device=device)
@@ -357,8 +363,8 @@ def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> Forward
         positions_T=zeros_T + position,
         write_slots_T=zeros_T,
         layout=Layout(slots_AC, zeros_T, position, nodes=nodes),
-        logits_rows_R=rows_B1.view(-1),
-        num_leading=num_rows,
+        logits_rows_R=rows_B1.view(-1)[:MOST_LOGITS],
+        num_leading=min(num_rows, MOST_LOGITS),
     )
 
 

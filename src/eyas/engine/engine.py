@@ -131,7 +131,7 @@ class Engine:
             self.launcher.begin_masks(following)
         if flight is not None:
             self._ready += self._committer.commit(flight)
-            self.launcher.learn(flight)
+            self.scheduler.learn(flight.plan, self.launcher.learn(flight))
 
     def _take_deltas(self) -> list[Delta]:
         """Return the deltas that are ready, and forget the requests that have finished."""

@@ -246,26 +246,33 @@ class Launcher:
         except Exception:
             log.exception("the drafter failed to observe a step")
 
-    def learn(self, flight: Flight) -> None:
-        """Report a landed step to its drafter: the time it took, and which nodes were accepted."""
-        now, last_landed_at = time.perf_counter(), self._landed_at
+    def learn(self, flight: Flight) -> float:
+        """Report a landed step to its drafter: the time it took, and which nodes were accepted.
+
+        Returns that time, in seconds from the landing of the step before, or from the step's start.
+        """
+        now = time.perf_counter()
+        taken = now - max(flight.started, self._landed_at)
         self._landed_at = now
         landed, tree, drafter = flight.landed, flight.proposed, flight.drafter
         has_failed = flight.error is not None or flight.verdict is None
         if has_failed or landed is None or tree is None or drafter is None:
-            return
-        seconds = None
-        if not any(span.context_count for span in flight.plan.spans):
-            seconds = now - max(flight.started, last_landed_at)
+            return taken
+        num_prompt_rows = sum(span.context_count for span in flight.plan.spans)
+        seconds = None if num_prompt_rows else taken
+        if seconds is not None:
             self.masking.step_seconds.append(seconds)
         counts = [outcome.count for outcome in landed.outcomes]
         accepted = [outcome.accepted_sources for outcome in landed.outcomes]
         try:
             sizes = _proposed_sizes(tree, landed)
             numbers = [sequence.order for sequence in flight.plan.rooted]
-            drafter.learn(StepReport(tree, counts, sizes, seconds, accepted, numbers))
+            drafter.learn(
+                StepReport(tree, counts, sizes, seconds, accepted, numbers, num_prompt_rows)
+            )
         except Exception:
             log.exception("the drafter failed to learn from a step")
+        return taken
 
     @torch.inference_mode()
     def capture(self, num: int, width: int, length: int, temperature: float) -> None:

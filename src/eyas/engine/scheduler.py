@@ -21,6 +21,7 @@ from eyas.cache.manager import Lease
 from eyas.cache.slots import NO_SLOTS
 from eyas.draft import TreeShape
 from eyas.engine.sequence import Sequence, Status
+from eyas.engine.step_time import LEAST, StepTime
 from eyas.engine.waiting import WaitingQueue
 from eyas.runner.batch import Span
 from eyas.runner.table import SequenceTable
@@ -51,8 +52,9 @@ class Scheduler:
     """Plans steps: `add` a sequence, plan with `next`, `retire` a sequence that has finished.
 
     max_batch_tokens: most rows of a step.
-    preferred_shape: returns the tree shape that the drafter prefers, given the number of sequences with
-    a root and the number of constrained sequences among all that may join (`Drafter.preferred_shape`).
+    preferred_shape: returns the tree shape that the drafter prefers for a step
+    (`Drafter.preferred_shape`). step_seconds: how long a step may take while sequences decode; None is
+    any time.
     num_query_tokens, num_hit_tokens: tokens looked up in the prefix cache, and found there.
     """
 
@@ -62,12 +64,14 @@ class Scheduler:
         table: SequenceTable,
         *,
         max_batch_tokens: int,
-        preferred_shape: Callable[[int, int], TreeShape],
+        preferred_shape: Callable[[int, int, int], TreeShape],
+        step_seconds: float | None = None,
     ) -> None:
         self.cache = cache
         self.table = table
         self.max_batch_tokens = max_batch_tokens
         self.preferred_shape = preferred_shape
+        self.step_time = StepTime(step_seconds)
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -82,27 +86,37 @@ class Scheduler:
         """Plan a step and reserve its slots. Returns None if nothing can run before a flight lands."""
         stepping = [s for s in self.running if not s.is_storing_context and _can_grow(s)]
         storing = [s for s in self.running if s.is_storing_context]
-        has_chunks = bool(storing or self.waiting)
-        shape = self._shape(stepping, has_chunks=has_chunks)
-        plan = StepPlan(shape)
-        budget = self._add_running(plan, stepping, storing)
+        most_rows = self.max_batch_tokens
+        if stepping:
+            most_rows = self.step_time.most_rows(most_rows)
+        plan = StepPlan(self._shape(stepping, storing, most_rows))
+        budget = self._add_running(plan, stepping, storing, most_rows)
         self._add_waiting(plan, budget)
         if self.cache.windows is not None:
             self.table.write_window_slots(*self.cache.windows.take_changes())
         return plan if plan.spans else None
 
-    def _shape(self, stepping: list[Sequence], *, has_chunks: bool) -> TreeShape:
-        """Return the preferred tree shape of these sequences, cut to the rows of a step and to the
-        nodes that their requests allow.
+    def _shape(
+        self, stepping: list[Sequence], storing: list[Sequence], most_rows: int
+    ) -> TreeShape:
+        """Return the preferred tree shape of the sequences that decode, cut to the rows of a step and
+        to the nodes that their requests allow.
 
-        has_chunks: the step may also have prompt chunks; trees then get three quarters of its rows.
+        storing: sequences with prompt chunks to store. If there are any, or if sequences wait, trees
+        get three quarters of the step's rows. most_rows: of the step.
         """
-        next_in_turn = islice(self.waiting.in_turn(self.running), self.table.num_seats)
-        num_constrained = sum(s.automaton is not None for s in (*self.running, *next_in_turn))
         num_stepping = len(stepping)
-        preferred_shape = self.preferred_shape(num_stepping, num_constrained)
+        num_constrained = sum(s.automaton is not None for s in self.running)
+        num_prompt_rows = sum(s.num_tokens - 1 - s.num_planned for s in storing)
+        next_in_turn = islice(self.waiting.in_turn(self.running), self.table.num_seats)
+        for i, sequence in enumerate(next_in_turn):
+            num_constrained += sequence.automaton is not None
+            if i < self.table.num_free_seats:
+                num_prompt_rows += sequence.num_tokens - 1
+        num_prompt_rows = min(num_prompt_rows, max(0, most_rows - num_stepping))
+        preferred_shape = self.preferred_shape(num_stepping, num_constrained, num_prompt_rows)
         num_rows = self.max_batch_tokens
-        if has_chunks:
+        if storing or self.waiting:
             num_rows = num_rows * 3 // 4
         width = min(self.table.max_width, num_rows // max(1, num_stepping))
         limits = [sequence.request.max_draft_nodes for sequence in stepping]
@@ -111,9 +125,15 @@ class Scheduler:
         return preferred_shape.within(max(1, width))
 
     def _add_running(
-        self, plan: StepPlan, stepping: list[Sequence], storing: list[Sequence]
+        self,
+        plan: StepPlan,
+        stepping: list[Sequence],
+        storing: list[Sequence],
+        most_rows: int,
     ) -> int:
         """Add the running sequences to a plan: those whose context is stored, then the others.
+
+        most_rows: of the step, so that it does not take too long.
 
         Returns the number of rows that are left for waiting sequences; 0 if slots have run out.
         """
@@ -126,6 +146,8 @@ class Scheduler:
                 starved = sequence
                 break
             budget -= width
+        # Prompts get some rows however many sequences decode.
+        budget = min(budget, max(LEAST, budget - (self.max_batch_tokens - most_rows)))
         for sequence in storing:
             if sequence.status is not Status.RUNNING or budget <= 0:
                 continue
@@ -151,6 +173,11 @@ class Scheduler:
             if is_needed and not self._add_span(plan, sequence, count, has_root=has_root):
                 break
             budget -= count + plan.width * has_root
+
+    def learn(self, plan: StepPlan, seconds: float) -> None:
+        """A step has landed. seconds: from the landing of the step before."""
+        num_prompt_rows = sum(span.context_count for span in plan.spans)
+        self.step_time.learn(num_prompt_rows, len(plan.rooted) * plan.width, seconds)
 
     def retire(self, sequence: Sequence) -> None:
         """Take out a finished sequence. Its slots stay reserved while a flight can write to them:

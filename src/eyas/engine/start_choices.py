@@ -129,13 +129,13 @@ def context_choice(config: EngineConfig, wanted: int, longest: int) -> StartChoi
 def limit_choices(config: EngineConfig, hardware: Device, info: EngineInfo) -> list[StartChoice]:
     """The sizes of a step."""
     scheduling, on_gpu = config.scheduler, hardware.device.type == "cuda"
-    seats = scheduling.max_num_seqs
+    seats, given_seats = info.max_num_seqs, scheduling.max_num_seqs
     on = "auto: on a GPU" if on_gpu else "auto: on a CPU"
     return [
         StartChoice(
             "seats",
             f"{seats} sequences in a step",
-            by_option("--max-num-seqs", seats, DEFAULTS.scheduler.max_num_seqs),
+            "--max-num-seqs" if given_seats != "auto" else f"{on}{', as memory allows' * on_gpu}",
         ),
         StartChoice(
             "step",

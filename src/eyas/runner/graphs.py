@@ -270,9 +270,13 @@ def _is_same(tree: DraftTree, other: DraftTree) -> bool:
 
 
 def bucket_of(num: int) -> int:
-    """Return the rows of the graph that serves `num` sequences: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    """Return the rows of the graph that serves `num` sequences: 1, 2, 3, 4, 6, 8, 12, ..., 48, 64; then
+    multiples of 32 up to 256, then of 64, since there a row of padding takes as long as another."""
     if num <= 4:
         return max(1, num)
+    if num > 64:
+        multiple = 32 if num <= 256 else 64
+        return -(-num // multiple) * multiple
     power = 1 << ((num - 1).bit_length() - 1)
     return power + power // 2 if num <= power + power // 2 else 2 * power
 

@@ -19,7 +19,7 @@ from eyas.wire import EngineStats
 
 def server_info(service: Service) -> dict[str, Any]:
     """Return sizes and settings. ApiError 503 while no engine is ready."""
-    info, config, stats = service.info, service.config, service.client.health().stats
+    info, stats = service.info, service.client.health().stats
     return {
         **_names(service),
         "engine": "eyas",
@@ -27,7 +27,7 @@ def server_info(service: Service) -> dict[str, Any]:
         "context_length": info.max_model_len,
         "max_req_input_len": info.max_model_len - 1,
         "max_total_num_tokens": info.num_slots,
-        "max_running_requests": config.scheduler.max_num_seqs,
+        "max_running_requests": info.max_num_seqs,
         "max_queued_requests": service.options.max_queued,
         "tp_size": 1,
         "dp_size": 1,
@@ -76,7 +76,7 @@ def load(service: Service) -> list[dict[str, Any]]:
 def loads(service: Service) -> dict[str, Any]:
     """Return the load with capacities, as SGLang's newer route does. ApiError 503 while no engine is
     ready."""
-    limits, stats = service.config.scheduler, service.client.health().stats
+    most, stats = service.info.max_num_seqs, service.client.health().stats
     (entry,) = load(service)
     entry_with_capacity = {
         "dp_rank": 0,
@@ -85,10 +85,10 @@ def loads(service: Service) -> dict[str, Any]:
         "num_total_reqs": entry["num_reqs"],
         "num_used_tokens": entry["num_tokens"],
         "max_total_num_tokens": stats.num_slots,
-        "max_running_requests": limits.max_num_seqs,
+        "max_running_requests": most,
         "token_usage": num_used_slots(stats) / max(1, stats.num_slots),
         "cache_hit_rate": stats.num_prefix_hit_tokens / max(1, stats.num_prefix_query_tokens),
-        "utilization": stats.num_running / limits.max_num_seqs,
+        "utilization": stats.num_running / most,
     }
     return {
         "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),

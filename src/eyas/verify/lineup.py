@@ -49,7 +49,9 @@ class FixedDrafter(DrafterWrapper):
         super().__init__(inner)
         self._preferred = shape
 
-    def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
+    def preferred_shape(
+        self, num_sequences: int, num_constrained: int = 0, num_prompt_rows: int = 0
+    ) -> TreeShape:
         return self._preferred
 
 
@@ -108,7 +110,7 @@ class Stage:
     def auto(self) -> Lineup:
         """Return the engine's drafter with the shape chosen step by step, as with `nodes="auto"`."""
         llm, shape = self.llm, self.built.shape.within(AUTO_NODES)
-        max_num_seqs, max_length = llm.config.scheduler.max_num_seqs, llm.info.max_model_len
+        max_num_seqs, max_length = llm.info.max_num_seqs, llm.info.max_model_len
         return Lineup(AUTO, pace(self.built, shape, llm.engine.runner, max_num_seqs, max_length))
 
     def forced(self, name: str, lineup: Lineup) -> Lineup:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class ChatResources(ResourceOptions):
     """Device and memory; one conversation at a time."""
 
-    max_num_seqs: options.MaxNumSeqs = 1
+    max_num_seqs: options.MaxNumSeqs = "1"
 
 
 @flattened
