@@ -165,8 +165,8 @@ def run_on_engine(
 def to_warm_up(engine: Engine, arrivals: Sequence[Arrival]) -> list[Arrival]:
     """Return warm-up requests: prompts of the load, all at once, with answers of many lengths.
 
-    Steps of many batch sizes run. Their schema is not one of the load's, whose grammars are compiled when
-    they are first used.
+    Steps of many batch sizes run. Their schema is not one of the load's, whose grammars are compiled
+    when they are first used.
     """
     on_gpu = engine.table.device.type != "cpu"
     most = min(engine.table.num_seats if on_gpu else FEW, len(arrivals))
