@@ -1,8 +1,9 @@
 """The time of a forward pass on this machine, by its number of rows, measured once at start-up.
 
-Promises: the passes that are timed are those of the real networks, run as in a step. No pass starts
-after `MAX_SECONDS`; row counts that were not reached are extrapolated (with one measured count, its
-time is used for all).
+Promises: the passes that are timed are those of the real networks, run as in a step. The first pass of
+each row count is not timed, since it may compile kernels. No pass starts after `MAX_SECONDS` of timed
+passes or `MAX_FIRST_SECONDS` of first ones; row counts that were not reached are extrapolated (with one
+measured count, its time is used for all).
 Does not know: how many tokens a draft yields (`eyas.draft.pace`).
 """
 
@@ -15,8 +16,9 @@ from itertools import accumulate
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 MAX_SECONDS = 2.0
-REPEATS = 4
-"""Runs of each row count; the first one warms up."""
+MAX_FIRST_SECONDS = 10.0
+REPEATS = 3
+"""Timed runs of each row count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +47,26 @@ def measure_costs(run: Callable[[int], None], max_rows: int) -> Costs:
     """Time `run(num_rows)`, which must wait for the device, and keep the fastest run of each count."""
     rows: list[int] = []
     seconds: list[float] = []
-    deadline = time.perf_counter() + MAX_SECONDS
+    left, left_first = MAX_SECONDS, MAX_FIRST_SECONDS
     for num_rows in (count for count in ROWS if count <= max(1, max_rows)):
+        left_first -= _timed(run, num_rows)
         best = float("inf")
         for _ in range(REPEATS):
-            started = time.perf_counter()
-            run(num_rows)
-            best = min(best, time.perf_counter() - started)
-            if time.perf_counter() > deadline:
+            taken = _timed(run, num_rows)
+            best, left = min(best, taken), left - taken
+            if left < 0:
                 break
         rows.append(num_rows)
         seconds.append(best)
-        if time.perf_counter() > deadline:
+        if left < 0 or left_first < 0:
             break
     return Costs(tuple(rows), _ascending(seconds))
+
+
+def _timed(run: Callable[[int], None], num_rows: int) -> float:
+    started = time.perf_counter()
+    run(num_rows)
+    return time.perf_counter() - started
 
 
 def _ascending(seconds: Sequence[float]) -> tuple[float, ...]:

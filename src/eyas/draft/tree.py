@@ -106,7 +106,9 @@ class TreeDrafter(Drafter):
             num_caught_up = sum(run.stop - run.start for run in missing.runs)
         self._tracker.step(batch, missing)
         if missing is None or not any(missing.drafts):
-            roots = batch.stage(("draft", self), "roots", lambda: roots_alone(batch))
+            roots = batch.stage(
+                ("draft", self), "roots", lambda: roots_alone(batch), reads_params=False
+            )
             return replace(roots, num_caught_up=num_caught_up)
         drafts_B = None
         if not all(missing.drafts):

@@ -216,8 +216,8 @@ def assemble(
     is_paced = drafting is not None and drafting.is_paced
     watch.lap()
     sizes: list[int] = []
-    if captures and engine.launcher.graphs is not None and not is_paced:
-        sizes = capture_steps(engine)
+    if captures and engine.launcher.graphs is not None:
+        sizes = capture_steps(engine, 1 if is_paced else drafter.shape.alone.width)
     on_device: tuple[StartChoice, ...] = ()
     if usable(hardware.device):
         captured = graphs_choice(config, sizes, watch.lap())
@@ -240,10 +240,9 @@ def assemble(
     return engine
 
 
-def capture_steps(engine: Engine) -> list[int]:
-    """Capture the CUDA graphs of common steps, and return the batch sizes; others are captured when
-    they first occur."""
-    width = engine.drafter.shape.alone.width
+def capture_steps(engine: Engine, width: int) -> list[int]:
+    """Capture the CUDA graphs of common steps with trees of this width, and return the batch sizes;
+    others are captured when they first occur."""
     sizes = captured_sizes(engine.launcher.max_graph_batch)
     lengths = {length_of(min(length, engine.info.max_model_len)) for length in CAPTURED_LENGTHS}
     for length in sorted(lengths, reverse=True):

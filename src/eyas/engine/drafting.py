@@ -96,7 +96,7 @@ class Drafting:
     @property
     def is_paced(self) -> bool:
         """Whether the tree shape is chosen step by step."""
-        return self.settings.nodes == "auto"
+        return self.settings.nodes == "auto" and self.shape.steps > 0
 
     @property
     def network(self) -> ModelSpec | HeadSpec | None:

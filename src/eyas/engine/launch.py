@@ -214,7 +214,10 @@ class Launcher:
             rows = pack(batch, tree)
             return rows, self._runner.forward(rows, taps)
 
-        return batch.stage("forward", (taps, *_tree_key(tree)), forward, reads_context=True)
+        # Of the parameters only penalties are read, and with them the parameters as a whole.
+        is_penalised = any(batch.params.penalised)
+        key = (taps, is_penalised, *_tree_key(tree))
+        return batch.stage("forward", key, forward, reads_context=True, reads_params=is_penalised)
 
     def _run_verifier(
         self,

@@ -105,13 +105,15 @@ class Batch:
         function: Callable[[], Result],
         *,
         reads_context: bool = False,
+        reads_params: bool = True,
     ) -> Result:
         """Return what `function` returns, from a CUDA graph where the step has them.
 
         function: works on the device alone, and reads only this batch's tensors and results of
         other stages. name: of the stage; a step runs one stage of each name. key: identifies its
         shapes. reads_context: the stage also reads prompt chunks; a step that has some calls it
-        without a graph. Raises RuntimeError if a stage of this name has run in this step.
+        without a graph. reads_params: it reads sampling parameters, whose kinds then identify it too.
+        Raises RuntimeError if a stage of this name has run in this step.
         """
         if name in self.names:
             raise RuntimeError(
@@ -120,7 +122,8 @@ class Batch:
         self.names.add(name)
         if self.stages is None or (reads_context and self.stores_context):
             return function()
-        return self.stages.run(name, (self.width, key), function)
+        kinds = self.params.signature if reads_params else None
+        return self.stages.run(name, (self.width, kinds, key), function)
 
     def to_static(self, tree: DraftTree) -> DraftTree:
         """Return `tree` in tensors that a later stage may read."""
@@ -200,7 +203,7 @@ class PlannedBatch:
             seats_B, roots_B = inputs.seats_B, inputs.roots_B
             node_slots_BW = inputs.node_slots_BW
             params = self._graphs.params(num_rows, params)
-            stages = self._graphs.of((num_rows, width, self._max_length, params.signature))
+            stages = self._graphs.of((num_rows, width, self._max_length))
         return Batch(
             table=table,
             spans=self._spans,
