@@ -353,6 +353,8 @@ def attend_nodes(
     )
     if nodes.is_whole:
         return
+    if shape.rest:  # wide values: a program a head, since one for all heads of a row takes long
+        heads, per_kv = heads * per_kv, 1
     lines = triton.next_power_of_2(per_kv)
     merge_splits_kernel[(len(nodes.nodes_T), heads)](
         out_TNH,
@@ -379,7 +381,7 @@ def attend_nodes(
         TAILS=nodes.tails,
         HAS_WINDOW=shape.window is not None,
         HAS_SINKS=sinks_N is not None,
-        num_warps=max(1, min(8 if shape.rest else 4, lines * shape.inner // MERGED_A_WARP)),
+        num_warps=max(1, min(4, lines * shape.inner // MERGED_A_WARP)),
         PDL=pdl,
         **UNFUSED,
         **launch_options(pdl),
