@@ -172,6 +172,48 @@ def test_costs_never_fall_with_more_rows_and_extend_past_what_was_measured() -> 
     assert [costs.at(n) for n in (1, 2, 3, 4, 8)] == [1.0, 1.0, 1.5, 2.0, 4.0]
 
 
+def test_the_first_pass_of_a_row_count_is_not_timed() -> None:
+    """It compiles kernels on a device, for longer than all timed passes may take together."""
+    seen: set[int] = set()
+
+    def run(num_rows: int) -> None:
+        if num_rows not in seen:
+            seen.add(num_rows)
+            clock[0] += 9.0
+        clock[0] += 0.001 * num_rows
+
+    clock = [0.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eyas.draft.costs.time.perf_counter", lambda: clock[0])
+        costs = measure_costs(run, 16)
+    assert costs.rows == (1, 2, 4)  # the time for first passes is up
+    assert costs.seconds == pytest.approx([0.001, 0.002, 0.004])
+
+
+def test_beside_prompt_rows_that_cost_as_much_drafts_are_short() -> None:
+    """Alone a step of few rows takes as long as one row, so that drafts are long; beside a long prompt
+    each drafted row takes time."""
+    costs = Costs((1, 256, 2048), (0.004, 0.0041, 0.05))
+    chosen: dict[int, set[TreeShape]] = {}
+    for num_prompt_rows in (0, 1500):
+        pace = Pace(usual_shapes(TreeShape(5, 1, 6)), costs, NOTHING)
+        draw = random.Random(0)
+        for i in range(600):
+            shape = pace.choose(16, num_prompt_rows)
+            fates = []
+            for _ in range(16):
+                count = 0
+                while count < shape.steps and draw.random() < 0.5:
+                    count += 1
+                fates.append((shape.steps, count))
+            seconds = None if num_prompt_rows else costs.at(16 * shape.nodes)
+            pace.learn(16, shape, fates, seconds, is_chain=True, num_prompt_rows=num_prompt_rows)
+            if i > 400:
+                chosen.setdefault(num_prompt_rows, set()).add(shape)
+    assert max(shape.steps for shape in chosen[0]) >= 4
+    assert max(shape.steps for shape in chosen[1500]) <= 1 and PLAIN in chosen[1500]
+
+
 def test_batch_sizes_that_run_one_graph_share_what_is_learned() -> None:
     """Five sequences run the graph of six; four have their own, whose first step is no guide."""
     pace, shape = new_pace(), TreeShape(5, 1, 6)

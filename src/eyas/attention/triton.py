@@ -70,7 +70,7 @@ class TritonAttention:
 def prompt_tiles(shape: HeadShape, itemsize: int) -> PromptTiles:
     """Return the tiles of prompt rows; any height gives the same bits."""
     if shape.rest:
-        return PromptTiles(SHARED_ROW_LINES, num_warps=8, stages=1)
+        return PromptTiles(SHARED_ROW_LINES, num_warps=4, stages=1)
     if itemsize > 2 or shape.inner > 128:
         return PromptTiles(max(32, _power(shape.per_kv)), num_warps=8, stages=1)
     return PromptTiles(max(128, _power(shape.per_kv)), num_warps=8, stages=2)

@@ -101,7 +101,7 @@ class HeadShape:
             window,
             first_position,
             scale * LOG2_E.value,
-            2 if row <= 256 and itemsize == 2 else 1,
+            2 if itemsize == 2 and (row <= 256 or rest) else 1,
             rest,
         )
 
