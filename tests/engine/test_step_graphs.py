@@ -16,7 +16,7 @@ from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.core import DraftTree, SamplingParams
 from eyas.engine.build import captured_sizes
 from eyas.runner.batch import Batch, PlannedBatch, Span
-from eyas.runner.graphs import Captured, Stages
+from eyas.runner.graphs import Captured, Stages, StepGraphs
 from eyas.runner.table import SequenceTable
 from eyas.sampling.params import BatchParams, RowSource
 from tests.laws.captures import UnkindGraphs
@@ -207,3 +207,10 @@ def test_sizes_that_are_captured_at_the_start_are_bounded() -> None:
     assert captured_sizes(5) == [6, 4, 3, 2, 1]
     assert captured_sizes(2) == [2, 1]
     assert captured_sizes(0) == []
+
+
+def test_a_shape_is_captured_once_it_has_occurred_often_enough() -> None:
+    graphs = StepGraphs(torch.device("cpu"), captured_at=3)
+    assert [graphs.captures("a", at_once=False) for _ in range(4)] == [False, False, True, True]
+    assert graphs.captures("b", at_once=True) and graphs.captures("b", at_once=False)
+    assert StepGraphs(torch.device("cpu")).captures("a", at_once=False)

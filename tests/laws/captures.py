@@ -66,8 +66,8 @@ class Replay:
 class UnkindGraphs(StepGraphs):
     """num_spoilt: results that were."""
 
-    def __init__(self, max_graphs: int = MAX_GRAPHS) -> None:
-        super().__init__(torch.device("cpu"), max_graphs)
+    def __init__(self, max_graphs: int = MAX_GRAPHS, captured_at: int = 1) -> None:
+        super().__init__(torch.device("cpu"), max_graphs, captured_at)
         self._namesakes: dict[Hashable, list[Replay]] = {}
         self.num_spoilt = 0
 
@@ -127,8 +127,8 @@ class LateOutbox(Outbox):
         self._pending.clear()
 
 
-def make_unkind(engine: Engine, max_graphs: int = MAX_GRAPHS) -> UnkindGraphs:
+def make_unkind(engine: Engine, max_graphs: int = MAX_GRAPHS, captured_at: int = 1) -> UnkindGraphs:
     """Let an engine run its steps from such graphs from now on."""
-    graphs = engine.launcher.graphs = UnkindGraphs(max_graphs)
+    graphs = engine.launcher.graphs = UnkindGraphs(max_graphs, captured_at)
     engine.launcher._outbox = LateOutbox()
     return graphs

@@ -29,7 +29,7 @@ from eyas.engine.sequence import Sequence, Status
 from eyas.engine.verifier import Verify
 from eyas.kernels import usable
 from eyas.runner.batch import Batch, PlannedBatch, padding_batch
-from eyas.runner.graphs import StepGraphs
+from eyas.runner.graphs import CAPTURED_AT, StepGraphs
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.runner import ModelRunner, Output
 from eyas.runner.table import SequenceTable
@@ -71,7 +71,7 @@ class Launcher:
         limit = table.num_seats if max_graph_batch is None else max_graph_batch
         self.max_graph_batch = min(limit, table.num_seats)
         captures = usable(table.device) and self.max_graph_batch > 0
-        self.graphs = StepGraphs(table.device) if captures else None
+        self.graphs = StepGraphs(table.device, captured_at=CAPTURED_AT) if captures else None
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], info.vocab_size, table.device)
 

@@ -149,7 +149,8 @@ class PlannedBatch:
     """The host's part of a batch, made before the device has finished the step before.
 
     The arguments are those of `Batch`; levels of 0 means as many as nodes. graphs: used if the
-    parameters of sampling can be captured; None runs the step without graphs.
+    parameters of sampling can be captured and the shape has occurred often enough; None runs the step
+    without graphs. captures_at_once: capture the step even if its shape has not occurred.
     """
 
     def __init__(
@@ -161,6 +162,8 @@ class PlannedBatch:
         max_length: int,
         graphs: StepGraphs | None = None,
         levels: int = 0,
+        *,
+        captures_at_once: bool = False,
     ) -> None:
         self._table = table
         self._spans = spans
@@ -170,12 +173,16 @@ class PlannedBatch:
         self._levels = levels or width
         self._max_length = max_length
         num = len(self._rooted)
-        self._graphs = graphs if num and params.is_capturable else None
-        self._num_rows = num if self._graphs is None else bucket_of(num)
+        self._graphs: StepGraphs | None = None
+        self._num_rows = num
+        if graphs is not None and num and params.is_capturable:
+            length = min(length_of(max_length), table.num_columns)
+            shape = bucket_of(num), width, length, params.signature
+            if graphs.captures(shape, at_once=captures_at_once):
+                self._graphs, self._num_rows, self._max_length = graphs, bucket_of(num), length
         self._packed = self._pack()
         if self._graphs is not None:
             self._graphs.send_inputs(self._num_rows, width, self._packed)
-            self._max_length = min(length_of(max_length), table.num_columns)
 
     def _pack(self) -> np.ndarray:
         """Return the seats of all rows, followed by the slots of their nodes."""
@@ -238,4 +245,4 @@ def padding_batch(
     ]
     source = RowSource(SamplingParams(temperature=temperature), 0, 0, 1, frozenset())
     params = BatchParams([source] * num, vocab_size, table.device)
-    return PlannedBatch(table, spans, params, width, length, graphs, levels)
+    return PlannedBatch(table, spans, params, width, length, graphs, levels, captures_at_once=True)

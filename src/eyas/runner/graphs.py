@@ -21,7 +21,7 @@ Legend: B sequences of a bucket, W width.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -38,9 +38,12 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-MAX_GRAPHS = 640
-"""The most graphs that are cached: about 0.2 GiB without their results (on one H200, 300 graphs take 96
-MiB). Start-up captures up to 300."""
+MAX_GRAPHS = 1024
+"""The most graphs that are cached: about 0.3 GiB without their results (on one H200, 300 graphs take 96
+MiB)."""
+CAPTURED_AT = 3
+"""The occurrence of a step's shape that an engine captures: under load many shapes occur once or twice,
+and a capture takes longer than such a step."""
 SMALLEST_LENGTH = 512
 """Sequences up to this length share graphs. Longer ones share them up to each power of two."""
 
@@ -131,13 +134,18 @@ class Stages:
 class StepGraphs:
     """The captured stages of all step shapes, and the static tensors that they read.
 
-    max_graphs: how many graphs are kept, at least those of one shape. num_captured: graphs captured so
-    far; num_replays: calls that were served by a replay.
+    max_graphs: how many graphs are kept, at least those of one shape. captured_at: the occurrence of a
+    shape from which its steps are captured. num_captured: graphs captured so far; num_replays: calls
+    that were served by a replay.
     """
 
-    def __init__(self, device: torch.device, max_graphs: int = MAX_GRAPHS) -> None:
+    def __init__(
+        self, device: torch.device, max_graphs: int = MAX_GRAPHS, captured_at: int = 1
+    ) -> None:
         self._device = device
         self._max_graphs = max_graphs
+        self._captured_at = captured_at
+        self._num_seen: Counter[Hashable] = Counter()
         self._shapes: OrderedDict[Hashable, Stages] = OrderedDict()
         self._own = self.new_stages()
         self._inputs: dict[tuple[int, int], StepInputs] = {}
@@ -153,6 +161,14 @@ class StepGraphs:
     def new_stages(self) -> Stages:
         """Return the stages of a new shape."""
         return Stages(self)
+
+    def captures(self, shape: Hashable, *, at_once: bool) -> bool:
+        """Count a step of this shape, and return whether it runs from graphs.
+
+        at_once: whatever occurred before.
+        """
+        self._num_seen[shape] += self._captured_at if at_once else 1
+        return self._num_seen[shape] >= self._captured_at
 
     def of(self, shape: Hashable) -> Stages:
         """Return the stages of a step of this shape, and mark the shape as used last."""
