@@ -97,8 +97,8 @@ def least_step_ms(
     """Return the least time of a step in milliseconds, on one H200.
 
     num_rows: rows of the step, drafted ones included. length: positions that each sequence has stored;
-    a layer with a window reads the last of them alone, one with compressed entries those too. layouts: of packed weights, by parameter name.
-    kv_dtype: of the cache; None is `dtype`.
+    a layer with a window reads the last of them alone, one with compressed entries these and entries.
+    layouts: of packed weights, by parameter name. kv_dtype: of the cache; None is `dtype`.
     """
     numbers = sum(_stored_numbers_read(store, length) for store in spec.attention_stores)
     stored = num_sequences * numbers * (kv_dtype or dtype).itemsize

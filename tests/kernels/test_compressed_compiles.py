@@ -1,5 +1,5 @@
-"""The kernels of compressed attention and of residual streams compile for Hopper in DeepSeek-V4's sizes,
-without spilling."""
+"""The kernels of compressed attention and of residual streams compile for Hopper in the sizes of
+DeepSeek-V4."""
 
 from __future__ import annotations
 

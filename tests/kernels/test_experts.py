@@ -96,7 +96,7 @@ def test_what_is_not_a_number_still_chooses_experts(device: torch.device) -> Non
         None,
         None,
         num_chosen=3,
-        is_softmax=False,
+        scoring="sigmoid",
         normalizes=True,
         scale=1.0,
         num_groups=1,

@@ -211,9 +211,7 @@ class _Plan:
     ) -> torch.Tensor:
         kv = self._backend.kv
         shape = self._backend.entries[kv.stores[layer]]
-        return self._entries().compress(
-            kv, layer, shape, inputs_TX, q_TNH, sinks_N, compression
-        )
+        return self._entries().compress(kv, layer, shape, inputs_TX, q_TNH, sinks_N, compression)
 
     def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
         assert self._states is not None, "the layer has declared a state"

@@ -53,11 +53,12 @@ def clamped_silu(gate, up):
 def activated(gate, up, ACTIVATION: tl.constexpr):
     """As `gated`, of the activation that is named, as in `ops.gate`."""
     if ACTIVATION == "clamped_swiglu":
-        return clamped_swiglu(gate, up)
+        out = clamped_swiglu(gate, up)
     elif ACTIVATION == "clamped_silu":
-        return clamped_silu(gate, up)
+        out = clamped_silu(gate, up)
     else:
-        return gated(gate, up)
+        out = gated(gate, up)
+    return out
 
 
 @triton.jit

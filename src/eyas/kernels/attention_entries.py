@@ -69,8 +69,8 @@ class EntryShape:
 @triton.jit
 def _columns(
     column_L, position, number, root, table, path, own_entries, slots_AC, paths_BWP, window_slots,
-    WINDOW: tl.constexpr, FIRST: tl.constexpr, RATE: tl.constexpr, ENTRY: tl.constexpr, NUM_CHOSEN: tl.constexpr,
-    WINDOW_SPLITS: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr, FIRST: tl.constexpr, RATE: tl.constexpr, ENTRY: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr, WINDOW_SPLITS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """The slots of these columns, whether there is a key, and where it begins in its slot."""
     at_L = position - WINDOW + 1 + column_L
@@ -93,8 +93,9 @@ def _columns(
 def _attend_columns(
     q_MH, column_L, position, number, root, table, path, own_entries, slots_AC, paths_BWP,
     window_slots, slots_SD, slot_stride, scale,
-    WINDOW: tl.constexpr, FIRST: tl.constexpr, RATE: tl.constexpr, ENTRY: tl.constexpr, NUM_CHOSEN: tl.constexpr,
-    WINDOW_SPLITS: tl.constexpr, SPLIT: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr,
+    WINDOW: tl.constexpr, FIRST: tl.constexpr, RATE: tl.constexpr, ENTRY: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr, WINDOW_SPLITS: tl.constexpr, SPLIT: tl.constexpr,
+    HEAD_DIM: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """The partial softmax of a tile of heads over a block of columns."""
     slot_L, offset_L, is_there = _columns(
@@ -118,8 +119,9 @@ def _attend_columns(
 def _attend_split(
     q_MH, split, position, number, root, table, path, own_entries, slots_AC, paths_BWP,
     window_slots, slots_SD, slot_stride, scale,
-    WINDOW: tl.constexpr, FIRST: tl.constexpr, RATE: tl.constexpr, ENTRY: tl.constexpr, NUM_CHOSEN: tl.constexpr,
-    WINDOW_SPLITS: tl.constexpr, SPLIT: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr,
+    WINDOW: tl.constexpr, FIRST: tl.constexpr, RATE: tl.constexpr, ENTRY: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr, WINDOW_SPLITS: tl.constexpr, SPLIT: tl.constexpr,
+    HEAD_DIM: tl.constexpr, INNER: tl.constexpr,
     HEADS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """The partial softmax of a tile of heads over a split."""
@@ -131,9 +133,7 @@ def _attend_split(
             window_slots, slots_SD, slot_stride, scale, WINDOW, FIRST, RATE, ENTRY, NUM_CHOSEN,
             WINDOW_SPLITS, SPLIT, HEAD_DIM, INNER,
         )  # fmt: skip
-        top_M, sum_M, value_MH = merge(
-            top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH
-        )
+        top_M, sum_M, value_MH = merge(top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH)
     return top_M, sum_M, value_MH
 
 
@@ -175,7 +175,7 @@ def attend_entries_kernel(
     q_MH = tl.load(q_TNH + place_MH, mask=is_wanted, other=0.0)
     if IS_WHOLE:
         top_M, sum_M, value_MH = empty(HEADS, INNER)
-        for split in range(0, end):
+        for split in range(end):
             own_top_M, own_sum_M, own_value_MH = _attend_split(
                 q_MH, split, position, number, root, table, path, own_entries, slots_AC, paths_BWP,
                 window_slots, slots_SD, slot_stride, scale, WINDOW, FIRST, RATE, ENTRY, NUM_CHOSEN,
@@ -199,7 +199,15 @@ def attend_entries_kernel(
             )  # fmt: skip
             partial_M = (row * NUM_HEADS + head_M) * num_splits + split
             keep(
-                states_TNZ2, values_TNZH, partial_M, top_M, sum_M, value_MH, is_head, HEAD_DIM, INNER
+                states_TNZ2,
+                values_TNZH,
+                partial_M,
+                top_M,
+                sum_M,
+                value_MH,
+                is_head,
+                HEAD_DIM,
+                INNER,
             )
 
 
@@ -220,7 +228,7 @@ def merge_entries_kernel(
     number = _num_entries(position, RATE, NUM_CHOSEN)
     end = tl.where(position >= 0, WINDOW_SPLITS + tl.cdiv(number, SPLIT), 0)
     top_M, sum_M, value_MH = empty(HEADS, INNER)
-    for split in range(0, end):
+    for split in range(end):
         partial_M = (row * NUM_HEADS + head_M) * num_splits + split
         top_M, sum_M, value_MH = merge_kept(
             top_M, sum_M, value_MH, states_TNZ2, values_TNZH, partial_M, is_head, HEAD_DIM, INNER
@@ -281,7 +289,8 @@ def attend_entries(
         paths_BWP, window_slots_S, places_4T.stride(0), slots_SD.stride(0), num_splits,
         shape.scale * LOG2_E.value,
         NUM_HEADS=num_heads, HEAD_DIM=head_dim, INNER=inner, WINDOW=shape.window,
-        FIRST=shape.first_position, RATE=shape.rate, ENTRY=shape.entry, NUM_CHOSEN=shape.num_chosen, WINDOW_SPLITS=-(-shape.window // SPLIT),
+        FIRST=shape.first_position, RATE=shape.rate, ENTRY=shape.entry,
+        NUM_CHOSEN=shape.num_chosen, WINDOW_SPLITS=-(-shape.window // SPLIT),
         SPLIT=SPLIT, HEADS=SHARED_ROW_LINES, KEYS=keys, IS_WHOLE=is_whole,
         HAS_SINKS=sinks_N is not None, num_warps=4 if inner <= 128 else 8, num_stages=1, PDL=pdl,
         **UNFUSED, **launch_options(pdl),

@@ -61,7 +61,7 @@ def node_places_kernel(
 
 @triton.jit
 def slots_at(position_L, is_there, root, table, path, slots_AC, paths_BWP, window_slots):
-    """The slots of these positions on the path of a row. root, table, path: its fields of the places."""
+    """The slots of these positions on a row's path. root, table, path: its fields of the places."""
     in_table = position_L < root
     slot_L = tl.load(slots_AC + table + position_L, mask=is_there & in_table, other=0)
     slot_L += tl.load(paths_BWP + path - position_L, mask=is_there & (in_table == 0), other=0)

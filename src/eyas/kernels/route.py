@@ -63,7 +63,8 @@ def route_kernel(
     elif SCORING == "sqrtsoftplus":
         power = tl.exp(-tl.abs(logits))
         above = 1.0 + power  # log(1 + x) that keeps small x (Kahan)
-        rest = tl.where(above == 1.0, power, tl.log(above) * power / (above - 1.0))
+        kept = tl.where(above == 1.0, 1.0, above - 1.0)
+        rest = tl.where(above == 1.0, power, tl.log(above) * (power / kept))
         scores = tl.sqrt(tl.maximum(logits, 0.0) + rest)
         scores = tl.where(is_real, scores, 0.0)
     else:

@@ -54,7 +54,9 @@ def weigh_streams_kernel(
         square_T += tl.sum(x_XT * x_XT, 0)
     total_WT = tl.where((weight_W == num_weights)[:, None], square_T[None, :], total_WT)
     place_WT = (part * num_rows + row_T[None, :]) * BLOCK_WEIGHTS + weight_W[:, None]
-    tl.store(sums_ZTW + place_WT, total_WT, mask=is_row[None, :] & (weight_W <= num_weights)[:, None])
+    tl.store(
+        sums_ZTW + place_WT, total_WT, mask=is_row[None, :] & (weight_W <= num_weights)[:, None]
+    )
 
 
 @triton.jit

@@ -113,9 +113,7 @@ def _mix_by_kernel(
     return launch(streams_TMD, raw_TW, parts, num_iterations, epsilon, pdl=streams_TMD.is_cuda)
 
 
-def mixing_matrices(
-    raw_TMM: torch.Tensor, num_iterations: int, epsilon: float
-) -> torch.Tensor:
+def mixing_matrices(raw_TMM: torch.Tensor, num_iterations: int, epsilon: float) -> torch.Tensor:
     """Return matrices whose rows and columns sum to 1 (Sinkhorn and Knopp); element [from, to]."""
     powers = exp((raw_TMM - raw_TMM.amax(2, keepdim=True)).flatten(1)).view_as(raw_TMM)
     mixing = powers / sum_in_halves(powers, 2).unsqueeze(2) + epsilon
