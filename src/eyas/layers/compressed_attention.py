@@ -192,20 +192,19 @@ class CompressedAttention:
     ) -> torch.Tensor:
         """Return the parts of the block's output (`Linear.parts`) for an input [T, I]."""
         sizes = self._sizes
-        projected = self._entry(x_TI).split(list(sizes.entry_parts.values()), dim=1)
-        by_name = dict(zip(sizes.entry_parts, projected, strict=True))
+        projected_TX = self._entry(x_TI)
+        parts = projected_TX.split(list(sizes.entry_parts.values()), dim=1)
+        by_name = dict(zip(sizes.entry_parts, parts, strict=True))
         latent = self._queries(self._q_norm.add(by_name["q_a"], None)[1])
         heads = latent.split(list(sizes.query_parts.values()), dim=1)
         q_TNH = turn_heads(heads[0].unflatten(1, (sizes.num_heads, -1)), angles, self._epsilon)
         kv_T1H = by_name["kv"].unsqueeze(1)
-        kv_T1H = turn_heads(kv_T1H, angles, self._epsilon, self._kv_norm.weight)
+        turn_heads(kv_T1H, angles, self._epsilon, self._kv_norm.weight, out_TNH=kv_T1H)
         if not sizes.rate:
             destination = attend.destination(layer)
             destination.keys_SGH.index_copy_(0, destination.slots_T, finite(kv_T1H))
             out_TNH = attend(layer, q_TNH, self._sinks_N)
         else:
-            names = ("compressor.kv", "compressor.gate", "indexer.kv", "indexer.gate")
-            inputs = [by_name[name] for name in names if name in by_name]
             index_q = None
             if sizes.index_dim:
                 index_q = turn_heads(heads[1].unflatten(1, (sizes.num_index_heads, -1)), angles)
@@ -216,7 +215,8 @@ class CompressedAttention:
                 index_q,
                 by_name.get("indexer.weights"),
             )
-            inputs_TX = torch.cat([kv_T1H.squeeze(1), *inputs], 1)
+            size = sum(sizes.entry_parts.values()) - sizes.query_rank - sizes.num_index_heads
+            inputs_TX = projected_TX.narrow(1, sizes.query_rank, size)
             out_TNH = attend.compress(layer, inputs_TX, q_TNH, self._sinks_N, compression)
         out_TNH = turn_heads(out_TNH, angles, backwards=True)
         grouped_TGX = out_TNH.flatten(1).unflatten(1, (sizes.num_groups, -1))

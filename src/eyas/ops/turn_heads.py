@@ -23,16 +23,18 @@ def turn_heads(
     weight: torch.Tensor | None = None,
     *,
     backwards: bool = False,
+    out_TNH: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the heads [T, N, H], turned by their row's angles, or back by them.
 
     epsilon: of the RMS norm of each head that comes first; None is none. weight: of that norm, from
-    `add_norm.new_weight`.
+    `add_norm.new_weight`. out_TNH: where to write them, which may be the input; None is a new tensor.
     """
     if epsilon is not None:
         x_TNH = normalized(x_TNH, weight, epsilon)
     cosine, sine = angles.rows()
-    return rotate_pairs(x_TNH, cosine, sine, backwards=backwards)
+    turned_TNH = rotate_pairs(x_TNH, cosine, sine, backwards=backwards)
+    return turned_TNH if out_TNH is None else out_TNH.copy_(turned_TNH)
 
 
 @turn_heads.kernel
@@ -43,10 +45,12 @@ def _by_kernel(
     weight: torch.Tensor | None = None,
     *,
     backwards: bool = False,
+    out_TNH: torch.Tensor | None = None,
 ) -> torch.Tensor:
     from eyas.kernels.turn import turn_heads as launch
 
-    out_TNH = torch.empty(x_TNH.shape, dtype=x_TNH.dtype, device=x_TNH.device)
+    if out_TNH is None:
+        out_TNH = torch.empty(x_TNH.shape, dtype=x_TNH.dtype, device=x_TNH.device)
     launch(
         x_TNH,
         angles.positions_T,
