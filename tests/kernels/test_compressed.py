@@ -127,6 +127,7 @@ class Rows:
 def test_a_row_is_what_torch_computes_with_the_same_bits_in_any_pass(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(indexer, "BLOCK_SCORES", 16)
     ours, other = Rows(kind, TritonAttention), Rows(kind, ReferenceAttention)
     whole = [ours.chunk(text, 0, 36) for text in range(2)]
     for text in range(2):
@@ -148,7 +149,11 @@ def test_a_row_is_what_torch_computes_with_the_same_bits_in_any_pass(
         assert torch.equal(tree[text, [0, 1, 3, 5, 7]], whole[text][start : start + 5])
 
 
-def test_of_equal_scores_the_lowest_entries_are_chosen() -> None:
+@pytest.mark.parametrize("block", [8, 1024])
+def test_of_equal_scores_the_lowest_entries_are_chosen(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexer, "BLOCK_SCORES", block)
     num_entries, count, width = 21, 6, 16
     generator = torch.Generator().manual_seed(0)
     queries_TJI = torch.randint(-1, 2, (4, 3, width), generator=generator).float()
