@@ -84,25 +84,27 @@ def test_they_compile_for_hopper_without_spilling() -> None:
                 "entries:make_entries_kernel",
                 {
                     **rows("places_4T", "write_slots_T", "slots_AC", "paths_BWP"),
-                    **dict.fromkeys(("slots_SD", "weight_H", "table_P2H"), "*bf16"),
-                    "bias_XC": "*fp32",
+                    **dict.fromkeys(
+                        ("slots_SD", "weight_H", "index_weight_I", "table_P2H"), "*bf16"
+                    ),
+                    **dict.fromkeys(("bias_XC", "index_bias_XC"), "*fp32"),
                 },
                 ("places_stride", "slot_stride"),
                 {
-                    "INPUTS": 512,
-                    "ENTRY": 3072,
-                    "HEAD_DIM": head_dim,
+                    "HEAD_DIM": 512,
+                    "INDEX_DIM": index_dim,
                     "ROTATED": 64,
                     "RATE": rate,
                     "SPAN": span,
-                    "BLOCK_H": head_dim,
+                    "BLOCK_H": 512,
+                    "BLOCK_I": 128,
                     "BLOCK_L": entries.POSITIONS,
                     "PDL": True,
                 },
-                8 if head_dim == 512 else 4,
+                8,
                 ("epsilon",),
             )
-            for head_dim, rate, span in ((512, 4, 8), (128, 4, 8), (512, 128, 128))
+            for index_dim, rate, span in ((128, 4, 8), (0, 128, 128))
         ],
         job(
             "entries:store_rows_kernel",
@@ -204,7 +206,7 @@ def test_they_compile_for_hopper_without_spilling() -> None:
             ("num_parts", "size", "row_stride"),
             {
                 "NUM_STREAMS": 4,
-                "PARTS": 32,
+                "PARTS": 64,
                 "BLOCK_WEIGHTS": streams.BLOCK_WEIGHTS,
                 "BLOCK_D": 4096,
                 "PDL": True,

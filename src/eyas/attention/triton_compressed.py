@@ -125,45 +125,28 @@ class EntryPlan:
         store, slots_SD = kv.stores[layer], kv.layers[layer].flatten(1)
         assert isinstance(store, CompressedStore)
         store_rows(inputs_TX, self._write_slots_T, slots_SD, pdl=self._pdl)
-        table, widths = compression.angles.table_P2H, store.widths
-        entry = sum(widths[:5])
-        self._make(store, slots_SD, compression.keys, table, widths[0], entry)
-        chosen_TK = None
+        poolings = [compression.keys]
         if compression.index is not None:
-            key = entry + store.head_dim
-            self._make(store, slots_SD, compression.index, table, sum(widths[:3]), key)
-            chosen_TK = self._chosen(store, slots_SD, compression, key)
-        return self.attend(kv, layer, shape, q_TNH, sinks_N, chosen_TK)
-
-    def _make(
-        self,
-        store: CompressedStore,
-        slots_SD: torch.Tensor,
-        pooling: Pooling,
-        table_P2H: torch.Tensor,
-        inputs: int,
-        entry: int,
-    ) -> None:
-        """Make the entries that the rows complete. inputs, entry: where they begin in a slot."""
-        weight = pooling.weight if pooling.weight.dim() == 1 else pooling.weight[0]
+            poolings.append(compression.index)
         make_entries(
             self._places_4T,
             self._write_slots_T,
             self._slots_AC,
             self._paths,
             slots_SD,
-            pooling.bias_XC,
-            weight,
-            table_P2H,
-            pooling.epsilon,
-            inputs=inputs,
-            entry=entry,
+            [(pooling.bias_XC, _weight(pooling)) for pooling in poolings],
+            compression.angles.table_P2H,
+            compression.keys.epsilon,
             span=store.span,
             pdl=self._pdl,
         )
+        chosen_TK = None
+        if compression.index is not None:
+            chosen_TK = self._chosen(store, slots_SD, compression)
+        return self.attend(kv, layer, shape, q_TNH, sinks_N, chosen_TK)
 
     def _chosen(
-        self, store: CompressedStore, slots_SD: torch.Tensor, compression: Compression, key: int
+        self, store: CompressedStore, slots_SD: torch.Tensor, compression: Compression
     ) -> torch.Tensor | None:
         """Return the entries that the indexer chooses; None where no row may have more than it does."""
         num_entries = (self._limit + 1) // store.rate
@@ -186,8 +169,13 @@ class EntryPlan:
                 slots_SD,
                 scores_TE,
                 chosen_TK[rows],
-                key=key,
+                key=sum(store.widths[:6]),
                 rate=store.rate,
                 pdl=self._pdl,
             )
         return chosen_TK
+
+
+def _weight(pooling: Pooling) -> torch.Tensor:
+    """Return the weight of the norm of entries [H]."""
+    return pooling.weight if pooling.weight.dim() == 1 else pooling.weight[0]

@@ -10,6 +10,8 @@ columns of its inputs (H, or 2 H with overlap), I = H / 2 pairs, L positions tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -77,14 +79,58 @@ def _gates(
 
 
 @triton.jit
-def make_entries_kernel(
-    places_4T, write_slots_T, slots_AC, paths_BWP, slots_SD, bias_XC, weight_H, table_P2H,
-    places_stride, slot_stride, epsilon,
+def _make_entry(
+    position, own_slot, root, table, path, slots_AC, paths_BWP, slots_SD, bias_XC, weight_H,
+    table_P2H, slot_stride, epsilon,
     INPUTS: tl.constexpr, ENTRY: tl.constexpr, HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr,
     RATE: tl.constexpr, SPAN: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """Write the entry of the group that ends at a position to the row's slot."""
+    inner_H = tl.arange(0, BLOCK_H)
+    top_H = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+    for first in range(0, SPAN, BLOCK_L):
+        gate_LH, _, _ = _gates(
+            position, first + tl.arange(0, BLOCK_L), slots_SD, bias_XC, root, table, path,
+            slots_AC, paths_BWP, slot_stride, INPUTS, HEAD_DIM, RATE, SPAN, BLOCK_H,
+        )  # fmt: skip
+        top_H = tl.maximum(top_H, tl.max(gate_LH, 0))
+    top_H = tl.where(inner_H < HEAD_DIM, top_H, 0.0)
+    sum_H = tl.zeros((BLOCK_H,), tl.float32)
+    value_H = tl.zeros((BLOCK_H,), tl.float32)
+    for first in range(0, SPAN, BLOCK_L):
+        gate_LH, place_LH, is_inside = _gates(
+            position, first + tl.arange(0, BLOCK_L), slots_SD, bias_XC, root, table, path,
+            slots_AC, paths_BWP, slot_stride, INPUTS, HEAD_DIM, RATE, SPAN, BLOCK_H,
+        )  # fmt: skip
+        power_LH = tl.exp(gate_LH - top_H[None, :])
+        x_LH = tl.load(place_LH, mask=is_inside, other=0.0).to(tl.float32)
+        sum_H += tl.sum(power_LH, 0)
+        value_H += tl.sum(power_LH * x_LH, 0)
+    dtype: tl.constexpr = slots_SD.dtype.element_ty
+    is_inner = inner_H < HEAD_DIM
+    entry_H = tl.where(is_inner, value_H / tl.where(is_inner, sum_H, 1.0), 0.0)
+    entry_H = entry_H.to(dtype).to(tl.float32)
+    weight = tl.load(weight_H + inner_H, mask=is_inner, other=0.0).to(tl.float32)
+    entry_H = normalized(entry_H, weight, HEAD_DIM, epsilon, True).to(dtype).to(tl.float32)
+    cosine_1I, sine_1I = angles_of_pairs(
+        table_P2H, position + 1 - RATE, HEAD_DIM, ROTATED, BLOCK_H // 2
+    )
+    turned_1H = turned_pairs(entry_H[None, :], cosine_1I, sine_1I, 1, BLOCK_H // 2)
+    inner_1H = inner_H[None, :]
+    place_1H = slots_SD + own_slot * slot_stride + ENTRY + inner_1H
+    kept_1H = to_stored(turned_1H.to(dtype), 1.0, slots_SD, 0.0)
+    tl.store(place_1H, kept_1H, mask=inner_1H < HEAD_DIM)
+
+
+@triton.jit
+def make_entries_kernel(
+    places_4T, write_slots_T, slots_AC, paths_BWP, slots_SD, bias_XC, weight_H, index_bias_XC,
+    index_weight_I, table_P2H, places_stride, slot_stride, epsilon,
+    HEAD_DIM: tl.constexpr, INDEX_DIM: tl.constexpr, ROTATED: tl.constexpr, RATE: tl.constexpr,
+    SPAN: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_L: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program a row; of a row that completes no group it has nothing to do."""
+    """One program a row and series; of a row that completes no group it has nothing to do."""
     enter(PDL)
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(places_4T + row)
@@ -92,40 +138,22 @@ def make_entries_kernel(
         root = tl.load(places_4T + places_stride + row)
         table = tl.load(places_4T + 2 * places_stride + row)
         path = tl.load(places_4T + 3 * places_stride + row)
-        inner_H = tl.arange(0, BLOCK_H)
-        top_H = tl.full((BLOCK_H,), float("-inf"), tl.float32)
-        for first in range(0, SPAN, BLOCK_L):
-            gate_LH, _, _ = _gates(
-                position, first + tl.arange(0, BLOCK_L), slots_SD, bias_XC, root, table, path,
-                slots_AC, paths_BWP, slot_stride, INPUTS, HEAD_DIM, RATE, SPAN, BLOCK_H,
+        own_slot = tl.load(write_slots_T + row)
+        OF_KEYS: tl.constexpr = HEAD_DIM * (SPAN // RATE)
+        OF_INDEX: tl.constexpr = INDEX_DIM * (SPAN // RATE)
+        ENTRY: tl.constexpr = HEAD_DIM + 2 * OF_KEYS + 2 * OF_INDEX
+        if tl.program_id(1) == 0:
+            _make_entry(
+                position, own_slot, root, table, path, slots_AC, paths_BWP, slots_SD, bias_XC,
+                weight_H, table_P2H, slot_stride, epsilon, HEAD_DIM, ENTRY, HEAD_DIM, ROTATED, RATE,
+                SPAN, BLOCK_H, BLOCK_L,
             )  # fmt: skip
-            top_H = tl.maximum(top_H, tl.max(gate_LH, 0))
-        top_H = tl.where(inner_H < HEAD_DIM, top_H, 0.0)
-        sum_H = tl.zeros((BLOCK_H,), tl.float32)
-        value_H = tl.zeros((BLOCK_H,), tl.float32)
-        for first in range(0, SPAN, BLOCK_L):
-            gate_LH, place_LH, is_inside = _gates(
-                position, first + tl.arange(0, BLOCK_L), slots_SD, bias_XC, root, table, path,
-                slots_AC, paths_BWP, slot_stride, INPUTS, HEAD_DIM, RATE, SPAN, BLOCK_H,
+        elif INDEX_DIM > 0:
+            _make_entry(
+                position, own_slot, root, table, path, slots_AC, paths_BWP, slots_SD, index_bias_XC,
+                index_weight_I, table_P2H, slot_stride, epsilon, HEAD_DIM + 2 * OF_KEYS,
+                ENTRY + HEAD_DIM, INDEX_DIM, ROTATED, RATE, SPAN, BLOCK_I, BLOCK_L,
             )  # fmt: skip
-            power_LH = tl.exp(gate_LH - top_H[None, :])
-            x_LH = tl.load(place_LH, mask=is_inside, other=0.0).to(tl.float32)
-            sum_H += tl.sum(power_LH, 0)
-            value_H += tl.sum(power_LH * x_LH, 0)
-        dtype: tl.constexpr = slots_SD.dtype.element_ty
-        is_inner = inner_H < HEAD_DIM
-        entry_H = tl.where(is_inner, value_H / tl.where(is_inner, sum_H, 1.0), 0.0)
-        entry_H = entry_H.to(dtype).to(tl.float32)
-        weight = tl.load(weight_H + inner_H, mask=is_inner, other=0.0).to(tl.float32)
-        entry_H = normalized(entry_H, weight, HEAD_DIM, epsilon, True).to(dtype).to(tl.float32)
-        cosine_1I, sine_1I = angles_of_pairs(
-            table_P2H, position + 1 - RATE, HEAD_DIM, ROTATED, BLOCK_H // 2
-        )
-        turned_1H = turned_pairs(entry_H[None, :], cosine_1I, sine_1I, 1, BLOCK_H // 2)
-        inner_1H = inner_H[None, :]
-        place_1H = slots_SD + tl.load(write_slots_T + row) * slot_stride + ENTRY + inner_1H
-        kept_1H = to_stored(turned_1H.to(dtype), 1.0, slots_SD, 0.0)
-        tl.store(place_1H, kept_1H, mask=inner_1H < HEAD_DIM)
 
 
 def make_entries(
@@ -134,32 +162,33 @@ def make_entries(
     slots_AC: torch.Tensor,
     paths_BWP: torch.Tensor,
     slots_SD: torch.Tensor,
-    bias_XC: torch.Tensor,
-    weight_H: torch.Tensor,
+    series: Sequence[tuple[torch.Tensor, torch.Tensor]],
     table_P2H: torch.Tensor,
     epsilon: float,
     *,
-    inputs: int,
-    entry: int,
     span: int,
     pdl: bool = False,
 ) -> None:
-    """Write the entries of the groups that rows complete to the rows' slots.
+    """Write the entries of the groups that rows complete to the rows' slots
+    (`cache.store.CompressedStore.widths`).
 
-    places_4T: from `node_places`. inputs: where a slot's inputs of entries begin, and behind them its
-    gates. entry: where the entry begins. span: positions of an entry. Reference: `ops.compress.pooled`.
+    places_4T: from `node_places`. series: of the keys, and of the indexer if there is one: what is
+    added to gates, float32, and the weight of the norm. span: positions of an entry.
+    Reference: `ops.compress.pooled`.
     """
-    head_dim = len(weight_H)
-    rate, width = bias_XC.shape
-    assert bias_XC.is_contiguous() and table_P2H.is_contiguous() and slots_AC.stride(1) == 1
-    assert width * rate == head_dim * span and slots_SD.stride(1) == 1
+    (bias_XC, weight_H), (index_bias_XC, index_weight_I) = series[0], series[-1]
+    head_dim, index_dim = len(weight_H), len(index_weight_I) if len(series) > 1 else 0
+    rate = len(bias_XC)
+    assert table_P2H.is_contiguous() and slots_AC.stride(1) == 1 and slots_SD.stride(1) == 1
+    for bias, weight in series:
+        assert bias.is_contiguous() and bias.numel() == len(weight) * span
     if not len(write_slots_T):
         return
-    block = max(16, triton.next_power_of_2(head_dim))
-    make_entries_kernel[(len(write_slots_T),)](
-        places_4T, write_slots_T, slots_AC, paths_BWP, slots_SD, bias_XC, weight_H, table_P2H,
-        places_4T.stride(0), slots_SD.stride(0), epsilon,
-        INPUTS=inputs, ENTRY=entry, HEAD_DIM=head_dim, ROTATED=table_P2H.shape[-1], RATE=rate,
-        SPAN=span, BLOCK_H=block, BLOCK_L=POSITIONS, num_warps=4 if block <= 256 else 8,
+    block, index_block = (max(16, triton.next_power_of_2(dim)) for dim in (head_dim, index_dim))
+    make_entries_kernel[(len(write_slots_T), len(series))](
+        places_4T, write_slots_T, slots_AC, paths_BWP, slots_SD, bias_XC, weight_H, index_bias_XC,
+        index_weight_I, table_P2H, places_4T.stride(0), slots_SD.stride(0), epsilon,
+        HEAD_DIM=head_dim, INDEX_DIM=index_dim, ROTATED=table_P2H.shape[-1], RATE=rate, SPAN=span,
+        BLOCK_H=block, BLOCK_I=index_block, BLOCK_L=POSITIONS, num_warps=4 if block <= 256 else 8,
         enable_fp_fusion=False, PDL=pdl, **launch_options(pdl),
     )  # fmt: skip

@@ -20,7 +20,7 @@ import triton.language as tl
 from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.norm import normalized, warps_for
 
-RANGE = 512
+RANGE = 256
 """Columns of a range."""
 BLOCK_X = 64
 BLOCK_ROWS = 16
