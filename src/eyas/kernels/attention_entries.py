@@ -37,6 +37,9 @@ from eyas.kernels.softmax import (
 MANY_PROGRAMS = 1024
 """From this many rows and tiles on, a program has all splits of a row."""
 
+STAGES = 2
+"""Blocks of keys that are loaded at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class EntryShape:
@@ -122,11 +125,14 @@ def _attend_split(
     WINDOW: tl.constexpr, FIRST: tl.constexpr, RATE: tl.constexpr, ENTRY: tl.constexpr,
     NUM_CHOSEN: tl.constexpr, WINDOW_SPLITS: tl.constexpr, SPLIT: tl.constexpr,
     HEAD_DIM: tl.constexpr, INNER: tl.constexpr,
-    HEADS: tl.constexpr, KEYS: tl.constexpr,
+    HEADS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The partial softmax of a tile of heads over a split."""
+    """The partial softmax of a tile of heads over a split, up to its last column."""
     top_M, sum_M, value_MH = empty(HEADS, INNER)
-    for offset in range(0, SPLIT, KEYS):
+    last = WINDOW - split * SPLIT
+    if RATE > 0:
+        last = tl.where(split < WINDOW_SPLITS, last, number - (split - WINDOW_SPLITS) * SPLIT)
+    for offset in tl.range(0, tl.minimum(last, SPLIT), KEYS, num_stages=STAGES):
         column_L = split * SPLIT + offset + tl.arange(0, KEYS).to(tl.int64)
         own_top_M, own_sum_M, own_value_MH = _attend_columns(
             q_MH, column_L, position, number, root, table, path, own_entries, slots_AC, paths_BWP,
@@ -155,7 +161,7 @@ def attend_entries_kernel(
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, RATE: tl.constexpr, ENTRY: tl.constexpr, NUM_CHOSEN: tl.constexpr,
     WINDOW_SPLITS: tl.constexpr, SPLIT: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
-    IS_WHOLE: tl.constexpr, HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row, a tile of heads and, unless IS_WHOLE, a split."""
     enter(PDL)
@@ -179,7 +185,7 @@ def attend_entries_kernel(
             own_top_M, own_sum_M, own_value_MH = _attend_split(
                 q_MH, split, position, number, root, table, path, own_entries, slots_AC, paths_BWP,
                 window_slots, slots_SD, slot_stride, scale, WINDOW, FIRST, RATE, ENTRY, NUM_CHOSEN,
-                WINDOW_SPLITS, SPLIT, HEAD_DIM, INNER, HEADS, KEYS,
+                WINDOW_SPLITS, SPLIT, HEAD_DIM, INNER, HEADS, KEYS, STAGES,
             )  # fmt: skip
             top_M, sum_M, value_MH = merge(
                 top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH
@@ -195,7 +201,7 @@ def attend_entries_kernel(
             top_M, sum_M, value_MH = _attend_split(
                 q_MH, split, position, number, root, table, path, own_entries, slots_AC, paths_BWP,
                 window_slots, slots_SD, slot_stride, scale, WINDOW, FIRST, RATE, ENTRY, NUM_CHOSEN,
-                WINDOW_SPLITS, SPLIT, HEAD_DIM, INNER, HEADS, KEYS,
+                WINDOW_SPLITS, SPLIT, HEAD_DIM, INNER, HEADS, KEYS, STAGES,
             )  # fmt: skip
             partial_M = (row * NUM_HEADS + head_M) * num_splits + split
             keep(
@@ -291,7 +297,8 @@ def attend_entries(
         NUM_HEADS=num_heads, HEAD_DIM=head_dim, INNER=inner, WINDOW=shape.window,
         FIRST=shape.first_position, RATE=shape.rate, ENTRY=shape.entry,
         NUM_CHOSEN=shape.num_chosen, WINDOW_SPLITS=-(-shape.window // SPLIT),
-        SPLIT=SPLIT, HEADS=SHARED_ROW_LINES, KEYS=keys, IS_WHOLE=is_whole,
+        SPLIT=SPLIT, HEADS=SHARED_ROW_LINES, KEYS=keys, STAGES=STAGES,
+        IS_WHOLE=is_whole,
         HAS_SINKS=sinks_N is not None, num_warps=4 if inner <= 128 else 8, num_stages=1, PDL=pdl,
         **UNFUSED, **launch_options(pdl),
     )  # fmt: skip

@@ -16,47 +16,46 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import cuda
 
 from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.norm import normalized, warps_for
 
 RANGE = 256
 """Columns of a range."""
-BLOCK_X = 64
-BLOCK_ROWS = 16
+FEW_ROWS = 16
+"""Up to so many rows a program has one of them; beyond, so many."""
 BLOCK_WEIGHTS = 32
 """Numbers of a row that are summed: its weights, and behind them its squares."""
 BLOCK_COLUMNS = 1024
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "rows_a_program"])
 def weigh_streams_kernel(
-    streams_TX, weight_WX, sums_ZTW, num_rows, num_weights, width, row_stride,
-    RANGE: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_WEIGHTS: tl.constexpr, PDL: tl.constexpr,
+    streams_TX, weight_WX, sums_ZTW, num_rows, num_weights, width, row_stride, rows_a_program,
+    RANGE: tl.constexpr, BLOCK_WEIGHTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program BLOCK_ROWS rows and a range of columns."""
-    enter(PDL)
-    row_T = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    part = tl.program_id(1)
+    """One program a range of columns, whose weights it keeps, and rows_a_program rows."""
+    part = tl.program_id(0)
+    column_X = part * RANGE + tl.arange(0, RANGE)
     weight_W = tl.arange(0, BLOCK_WEIGHTS)
-    is_row, is_weight = row_T < num_rows, weight_W < num_weights
-    total_WT = tl.zeros((BLOCK_WEIGHTS, BLOCK_ROWS), tl.float32)
-    square_T = tl.zeros((BLOCK_ROWS,), tl.float32)
-    for first in range(part * RANGE, part * RANGE + RANGE, BLOCK_X):
-        column_X = first + tl.arange(0, BLOCK_X)
-        is_column = column_X < width
-        x_XT = streams_TX + row_T[None, :] * row_stride + column_X[:, None]
-        x_XT = tl.load(x_XT, mask=is_column[:, None] & is_row[None, :], other=0.0).to(tl.float32)
-        weight_WB = weight_WX + weight_W[:, None] * width + column_X[None, :]
-        weight_WB = tl.load(weight_WB, mask=is_weight[:, None] & is_column[None, :], other=0.0)
-        total_WT = tl.dot(weight_WB, x_XT, total_WT, input_precision="ieee")
-        square_T += tl.sum(x_XT * x_XT, 0)
-    total_WT = tl.where((weight_W == num_weights)[:, None], square_T[None, :], total_WT)
-    place_WT = (part * num_rows + row_T[None, :]) * BLOCK_WEIGHTS + weight_W[:, None]
-    tl.store(
-        sums_ZTW + place_WT, total_WT, mask=is_row[None, :] & (weight_W <= num_weights)[:, None]
-    )
+    is_column = column_X < width
+    is_inside = (weight_W < num_weights)[:, None] & is_column[None, :]
+    place_WX = weight_WX + weight_W[:, None] * width + column_X[None, :]
+    if PDL:
+        cuda.gdc_launch_dependents()
+    own_WX = tl.load(place_WX, mask=is_inside, other=0.0)  # no kernel writes weights
+    if PDL:
+        cuda.gdc_wait()
+    first = tl.program_id(1).to(tl.int64) * rows_a_program
+    for step in range(tl.minimum(num_rows - first, rows_a_program)):
+        row = first + step
+        x_X = streams_TX + row * row_stride + column_X
+        x_X = tl.load(x_X, mask=is_column, other=0.0).to(tl.float32)
+        factor_WX = tl.where((weight_W == num_weights)[:, None], x_X[None, :], own_WX)
+        total_W = tl.sum(factor_WX * x_X[None, :], 1)
+        place_W = sums_ZTW + (part * num_rows + row) * BLOCK_WEIGHTS + weight_W
+        tl.store(place_W, total_W, mask=weight_W <= num_weights)
 
 
 @triton.jit
@@ -104,8 +103,8 @@ def sum_streams_kernel(
         x_D = tl.load(x_D, mask=is_inside, other=0.0).to(tl.float32)
         total_D += x_D * tl.sum(tl.where(weight_W == stream, share_W, 0.0), 0)
     dtype: tl.constexpr = out_TD.dtype.element_ty
-    norm_weight = tl.load(norm_weight_D + column_D, mask=is_inside, other=0.0).to(tl.float32)
     total_D = total_D.to(dtype).to(tl.float32)
+    norm_weight = tl.load(norm_weight_D + column_D, mask=is_inside, other=0.0).to(tl.float32)
     normed_D = normalized(total_D, norm_weight, size, norm_epsilon, True)
     tl.store(out_TD + row * size + column_D, normed_D.to(dtype), mask=is_inside)
 
@@ -123,6 +122,13 @@ def mix_streams_kernel(
     is_inside = column_D < size
     stream_M = tl.arange(0, BLOCK_M)
     is_stream = stream_M < NUM_STREAMS
+    dtype: tl.constexpr = streams_TX.dtype.element_ty
+    part_D = parts_YTD + row * part_row_stride + column_D
+    block_D = tl.load(part_D, mask=is_inside, other=0.0).to(tl.float32)
+    for _part in tl.static_range(1, NUM_PARTS):
+        part_D += part_stride
+        block_D += tl.load(part_D, mask=is_inside, other=0.0).to(tl.float32)
+    block_D = block_D.to(dtype).to(tl.float32)
     raw = raw_TW + row * (NUM_STREAMS + NUM_STREAMS * NUM_STREAMS)
     out_weight_M = tl.load(raw + stream_M, mask=is_stream, other=0.0)
     out_weight_M = 2.0 / (1.0 + tl.exp(-out_weight_M))
@@ -137,13 +143,6 @@ def mix_streams_kernel(
     for _ in range(NUM_ITERATIONS - 1):
         mixing_MM = mixing_MM / (tl.sum(mixing_MM, 1) + epsilon)[:, None]
         mixing_MM = mixing_MM / (tl.sum(mixing_MM, 0) + epsilon)[None, :]
-    dtype: tl.constexpr = streams_TX.dtype.element_ty
-    part_D = parts_YTD + row * part_row_stride + column_D
-    block_D = tl.load(part_D, mask=is_inside, other=0.0).to(tl.float32)
-    for _part in tl.static_range(1, NUM_PARTS):
-        part_D += part_stride
-        block_D += tl.load(part_D, mask=is_inside, other=0.0).to(tl.float32)
-    block_D = block_D.to(dtype).to(tl.float32)
     out_MD = out_weight_M[:, None] * block_D[None, :]
     for stream in tl.static_range(NUM_STREAMS):
         x_D = streams_TX + row * row_stride + stream * size + column_D
@@ -180,9 +179,10 @@ def sum_streams(
     raw_TW = torch.empty((num_rows, num_weights - num_streams), **float32)
     if not num_rows:
         return out_TD, raw_TW
-    weigh_streams_kernel[(-(-num_rows // BLOCK_ROWS), num_parts)](
-        streams_TMD, weight_WX, sums_ZTW, num_rows, num_weights, width, width,
-        RANGE=RANGE, BLOCK_X=BLOCK_X, BLOCK_ROWS=BLOCK_ROWS, BLOCK_WEIGHTS=BLOCK_WEIGHTS,
+    rows = 1 if num_rows <= FEW_ROWS else FEW_ROWS
+    weigh_streams_kernel[(num_parts, -(-num_rows // rows))](
+        streams_TMD, weight_WX, sums_ZTW, num_rows, num_weights, width, width, rows,
+        RANGE=RANGE, BLOCK_WEIGHTS=BLOCK_WEIGHTS,
         num_warps=4, enable_fp_fusion=False, PDL=pdl, **launch_options(pdl),
     )  # fmt: skip
     block = triton.next_power_of_2(size)
