@@ -40,7 +40,7 @@ def attention(rate: int, num_chosen: int, is_whole: bool) -> Job:
             **rows("places_4T", "slots_AC", "paths_BWP"),
             "chosen_TK": "*i32",
         },
-        ("places_stride", "slot_stride"),
+        ("q_stride", "places_stride", "slot_stride"),
         HEADS
         | SPLITS
         | {
@@ -174,6 +174,33 @@ def test_they_compile_for_hopper_without_spilling() -> None:
             4,
             ("epsilon",),
         ),
+        *[
+            job(
+                "turn:turn_shared_kernel",
+                {
+                    **dict.fromkeys(
+                        ("q_TX", "kv_TX", "weight_H", "table_P2H", "turned_TX"), "*bf16"
+                    ),
+                    **rows("positions_T"),
+                },
+                ("q_stride", "kv_stride"),
+                {
+                    "NUM_HEADS": 64,
+                    "HEAD_DIM": 512,
+                    "NUM_INDEX_HEADS": num_index_heads,
+                    "INDEX_DIM": 2 * num_index_heads,
+                    "ROTATED": 64,
+                    "BLOCK_HEADS": 8,
+                    "BLOCK_PAIRS": 256,
+                    "BLOCK_INDEX_HEADS": 32,
+                    "BLOCK_INDEX_PAIRS": 64,
+                    "PDL": True,
+                },
+                4,
+                ("epsilon",),
+            )
+            for num_index_heads in (0, 64)
+        ],
         job(
             "places:node_places_kernel",
             rows("nodes_T", "positions_BW", "roots_B", "seats_B", "places_4T"),

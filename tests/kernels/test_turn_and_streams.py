@@ -13,7 +13,7 @@ from eyas.ops.add_norm import new_weight
 from eyas.ops.gate import gate
 from eyas.ops.route import Routing, route
 from eyas.ops.streams import StreamWeights, mix_streams, sum_streams
-from eyas.ops.turn_heads import turn_heads
+from eyas.ops.turn_heads import turn_heads, turn_shared
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 4e-3}
 EPSILON = 1e-6
@@ -39,6 +39,31 @@ def test_heads_are_normalised_and_turned(
         some = RopeTable(spec, 100, dtype=dtype, device=device).at(positions_T[2:4])
         alone = turn_heads.by_kernel(x_TNH[2:4], some, epsilon, own, backwards=backwards)
         assert torch.equal(alone, found[2:4])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("num_index_heads", [0, 5])
+def test_queries_keys_and_an_indexers_heads_are_turned_at_once(
+    dtype: torch.dtype, num_index_heads: int, device: torch.device
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    latent_TX = torch.randn(4, 3 * 48 + 24 * num_index_heads, generator=generator)
+    latent_TX = latent_TX.to(device, dtype)
+    wide = torch.randn(4, 70, generator=generator).to(device, dtype)
+    spec = RopeSpec("default", 10000.0, 16, is_interleaved=True)
+    positions_T = torch.tensor([0, 7, 3, 99], device=device)
+    angles = RopeTable(spec, 100, dtype=dtype, device=device).at(positions_T)
+    weight = new_weight(48, dtype, device)
+    weight *= 1.5
+    found, expected = wide.clone(), wide.clone()
+    for own, body in ((expected, turn_shared.by_torch), (found, turn_shared.by_kernel)):
+        heads = body(latent_TX, own[:, 8:56], weight, angles, EPSILON, 3, num_index_heads)
+        if own is expected:
+            expected_heads = heads
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCES[dtype])
+    assert torch.equal(found[:, :8], wide[:, :8]) and torch.equal(found[:, 56:], wide[:, 56:])
+    for one, other in zip(heads, expected_heads, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

@@ -157,7 +157,7 @@ def _num_entries(position, RATE: tl.constexpr, NUM_CHOSEN: tl.constexpr):
 @triton.jit(do_not_specialize=["num_splits"])
 def attend_entries_kernel(
     q_TNH, slots_SD, out_TNH, sinks_N, states_TNZ2, values_TNZH, places_4T, chosen_TK, slots_AC,
-    paths_BWP, window_slots, places_stride, slot_stride, num_splits, scale,
+    paths_BWP, window_slots, q_stride, places_stride, slot_stride, num_splits, scale,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, WINDOW: tl.constexpr,
     FIRST: tl.constexpr, RATE: tl.constexpr, ENTRY: tl.constexpr, NUM_CHOSEN: tl.constexpr,
     WINDOW_SPLITS: tl.constexpr, SPLIT: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
@@ -178,7 +178,8 @@ def attend_entries_kernel(
     number = _num_entries(position, RATE, NUM_CHOSEN)
     end = tl.where(position >= 0, WINDOW_SPLITS + tl.cdiv(number, SPLIT), 0)
     own_entries = chosen_TK + row * NUM_CHOSEN
-    q_MH = tl.load(q_TNH + place_MH, mask=is_wanted, other=0.0)
+    q_MH = q_TNH + row * q_stride + head_M[:, None] * HEAD_DIM + inner_1H
+    q_MH = tl.load(q_MH, mask=is_wanted, other=0.0)
     if IS_WHOLE:
         top_M, sum_M, value_MH = empty(HEADS, INNER)
         for split in range(end):
@@ -273,8 +274,8 @@ def attend_entries(
     num_rows, num_heads, head_dim = q_TNH.shape
     assert (num_heads, head_dim) == (shape.num_heads, shape.head_dim)
     assert slots_SD.stride(1) == 1 and slots_AC.stride(1) == 1
-    q_TNH = q_TNH.contiguous()
-    out_TNH = torch.empty_like(q_TNH)
+    assert q_TNH.stride(2) == 1 and q_TNH.stride(1) == head_dim
+    out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
     if not num_rows:
         return out_TNH
     inner = max(16, triton.next_power_of_2(head_dim))
@@ -292,7 +293,7 @@ def attend_entries(
     grid = (num_rows, num_tiles, 1 if is_whole else num_splits)
     attend_entries_kernel[grid](
         q_TNH, slots_SD, out_TNH, sinks_or_none, states, values, places_4T, chosen_TK, slots_AC,
-        paths_BWP, window_slots_S, places_4T.stride(0), slots_SD.stride(0), num_splits,
+        paths_BWP, window_slots_S, q_TNH.stride(0), places_4T.stride(0), slots_SD.stride(0), num_splits,
         shape.scale * LOG2_E.value,
         NUM_HEADS=num_heads, HEAD_DIM=head_dim, INNER=inner, WINDOW=shape.window,
         FIRST=shape.first_position, RATE=shape.rate, ENTRY=shape.entry,

@@ -24,7 +24,7 @@ from eyas.layers.norm import RMSNorm
 from eyas.layers.row_order import RowOrder
 from eyas.ops.compress import Compression, Pooling
 from eyas.ops.rotate_and_store import Angles, finite
-from eyas.ops.turn_heads import turn_heads
+from eyas.ops.turn_heads import turn_heads, turn_shared
 from eyas.parallel.cut import Parameter
 
 
@@ -196,23 +196,26 @@ class CompressedAttention:
         parts = projected_TX.split(list(sizes.entry_parts.values()), dim=1)
         by_name = dict(zip(sizes.entry_parts, parts, strict=True))
         latent = self._queries(self._q_norm.add(by_name["q_a"], None)[1])
-        heads = latent.split(list(sizes.query_parts.values()), dim=1)
-        q_TNH = turn_heads(heads[0].unflatten(1, (sizes.num_heads, -1)), angles, self._epsilon)
-        kv_T1H = by_name["kv"].unsqueeze(1)
-        turn_heads(kv_T1H, angles, self._epsilon, self._kv_norm.weight, out_TNH=kv_T1H)
+        kv_TH = by_name["kv"]
+        q_TNH, index_TJI = turn_shared(
+            latent,
+            kv_TH,
+            self._kv_norm.weight,
+            angles,
+            self._epsilon,
+            sizes.num_heads,
+            sizes.num_index_heads,
+        )
         if not sizes.rate:
             destination = attend.destination(layer)
-            destination.keys_SGH.index_copy_(0, destination.slots_T, finite(kv_T1H))
+            destination.keys_SGH.index_copy_(0, destination.slots_T, finite(kv_TH.unsqueeze(1)))
             out_TNH = attend(layer, q_TNH, self._sinks_N)
         else:
-            index_q = None
-            if sizes.index_dim:
-                index_q = turn_heads(heads[1].unflatten(1, (sizes.num_index_heads, -1)), angles)
             compression = Compression(
                 self._pooled("compressor"),
                 angles,
                 self._pooled("indexer") if sizes.index_dim else None,
-                index_q,
+                index_TJI if sizes.index_dim else None,
                 by_name.get("indexer.weights"),
             )
             size = sum(sizes.entry_parts.values()) - sizes.query_rank - sizes.num_index_heads
