@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from eyas.cache import KVStore
+from eyas.cache.store import CompressedStore, LayerStore
 from eyas.kernels.packed import Layout
 from eyas.models import ModelSpec
 from eyas.models.layer_products import attention_products, feed_forward_shapes
@@ -41,6 +41,8 @@ def weight_bytes_read(
 
     def size(name: str, shape: tuple[int, ...]) -> int:
         layout = (layouts or {}).get(name)
+        if name.endswith("_connection.fn"):  # of residual streams, in float32
+            return math.prod(shape) * torch.float32.itemsize
         if layout is None:
             return math.prod(shape) * dtype.itemsize
         return layout.bytes_of(*shape)
@@ -52,8 +54,8 @@ def _read(spec: ModelSpec, num_rows: int, size: Callable[[str, tuple[int, ...]],
     """Return the sum of the sizes of the weights that a step of so many rows reads."""
     total = size("head.weight", (spec.vocab_size, spec.hidden_size)) + 0.0
     for layer in range(spec.num_layers):
-        state = spec.state_of(layer)
-        products = attention_products(spec) if state is None else state.products(spec.hidden_size)
+        block = spec.state_of(layer) or spec.compressed_of(layer)
+        products = attention_products(spec) if block is None else block.products(spec.hidden_size)
         names = ("q", "o") if len(products) == 2 else ("",) * len(products)
         for name, shape in zip(names, products, strict=True):
             total += size(f"layers.{layer}.attention.{name}.weight", shape)
@@ -64,7 +66,22 @@ def _read(spec: ModelSpec, num_rows: int, size: Callable[[str, tuple[int, ...]],
         for name, shape in feed_forward_shapes(spec, layer, bias=False).items():
             read = size(f"layers.{layer}.{name}", shape)
             total += read * (share if ".experts." in name else 1.0)
+        if spec.hyper is not None:
+            connection, _ = spec.hyper.shapes(spec.hidden_size)
+            for part in ("attention", "mlp"):
+                total += size(f"layers.{layer}.{part}_connection.fn", connection)
     return total
+
+
+def _stored_numbers_read(store: LayerStore, length: int) -> int:
+    """Return the stored numbers that a query after so many positions reads: keys and values of those
+    that it sees; of compressed entries those that it attends to, and the indexer's keys of all."""
+    if not isinstance(store, CompressedStore):
+        return min(length, store.window or length) * math.prod(store.slot_shape)
+    entries = length // store.rate
+    chosen = min(entries, store.num_chosen) if store.index_dim else entries
+    keys = min(length, store.local_window) + chosen
+    return keys * store.head_dim + entries * store.index_dim
 
 
 def least_step_ms(
@@ -80,13 +97,11 @@ def least_step_ms(
     """Return the least time of a step in milliseconds, on one H200.
 
     num_rows: rows of the step, drafted ones included. length: positions that each sequence has stored;
-    a layer with a window reads the last of them alone. layouts: of packed weights, by parameter name.
-    kv_dtype: of the cache; None is `dtype`.
+    a layer with a window reads the last of them alone, one with compressed entries these and entries.
+    layouts: of packed weights, by parameter name. kv_dtype: of the cache; None is `dtype`.
     """
-    stored = num_sequences * sum(
-        min(length, store.window or length) * KVStore.bytes_per_slot([store], kv_dtype or dtype)
-        for store in spec.attention_stores
-    )
+    numbers = sum(_stored_numbers_read(store, length) for store in spec.attention_stores)
+    stored = num_sequences * numbers * (kv_dtype or dtype).itemsize
     states = sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
     stored += 2 * num_sequences * states
     weights = weight_bytes_read(spec, dtype, num_rows, layouts)

@@ -2,7 +2,7 @@
 
 Promises: the sizes are data, and so are the formats of weights that stay packed. Each model has an
 EAGLE-3 head as in real checkpoints: one layer of the model's width, its own draft vocabulary and output
-layer, the model's embedding; DeepSeek-V3 and GLM-4.5 have their MTP layer. Weights are drawn on the
+layer, the model's embedding; DeepSeek-V3, V4 and GLM-4.5 have their MTP layer. Weights are drawn on the
 device where they are used, and are the same for a seed, a type and a device; activations keep the scale
 of real ones through all layers.
 Does not know: engines, what is measured.
@@ -17,15 +17,19 @@ from dataclasses import dataclass, replace
 import torch
 
 from eyas.kernels.packed import Layout, PackedWeight
+from eyas.layers.compressed_attention import CompressedSizes
 from eyas.layers.delta_net import DeltaSizes
 from eyas.layers.experts import ExpertSpec
+from eyas.layers.hyper_connections import HyperSizes
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.layouts import UNPACKED, Layouts
 from eyas.layers.rope import RopeSpec
 from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import Decoder
+from eyas.models.heads.hyper import head_class
 from eyas.models.heads.network import DraftHead
 from eyas.models.heads.spec import HeadSpec, default_taps
+from eyas.models.hyper_decoder import decoder_class
 from eyas.models.packing import packable
 from eyas.models.spec import LayerTraits, ModelSpec
 from eyas.ops.route import Routing
@@ -108,6 +112,21 @@ def _mtp(model: ModelSpec) -> HeadSpec:
         latent=model.latent,
         attention_scale=model.attention_scale,
         experts=model.experts,
+    )
+
+
+def _streams_mtp(model: ModelSpec) -> HeadSpec:
+    """An MTP layer with the model's residual streams, and a window in the place of entries."""
+    assert model.window_rope is not None and model.compressed
+    return replace(
+        _mtp(model),
+        rope=model.window_rope,
+        taps=(model.num_layers,),
+        norm_output=False,
+        zero_first_embedding=False,
+        traits=model.traits,
+        compressed=model.compressed[0].without_entries,
+        hyper=model.hyper,
     )
 
 
@@ -279,7 +298,51 @@ def _v3(num_layers: int) -> ModelSpec:
     )
 
 
-_V3_CUT = _v3(6)
+_V3_CUT, _V3_LARGE_CUT = _v3(6), _v3(11)
+_V4_WINDOW = CompressedSizes(64, 512, 1024, 128, 8, 1024)
+_V4_HEAVY = replace(_V4_WINDOW, rate=128)
+_V4_SPARSE = replace(
+    _V4_WINDOW, rate=4, overlaps=True, num_index_heads=64, index_dim=128, num_chosen=512
+)
+
+
+def _v4(num_layers: int) -> ModelSpec:
+    """DeepSeek-V4-Flash with so many of its 43 layers; in the first three a table names the experts."""
+    kinds = [_V4_HEAVY, _V4_HEAVY, *[_V4_SPARSE, _V4_HEAVY] * num_layers]
+    return replace(
+        _V2_LITE,
+        architecture="DeepseekV4ForCausalLM",
+        family="deepseek_v4",
+        vocab_size=129280,
+        hidden_size=4096,
+        num_layers=num_layers,
+        num_query_heads=64,
+        head_dim=512,
+        intermediate_size=2048,
+        rope=RopeSpec("yarn", 160000.0, 64, 16.0, 65536, is_interleaved=True),
+        window_rope=RopeSpec("default", 10000.0, 64, is_interleaved=True),
+        windows=(None,) * num_layers,
+        max_position=1048576,
+        bos_token_id=0,
+        eos_token_ids=(1,),
+        attention_scale=None,
+        latent=None,
+        experts=ExpertSpec(
+            256,
+            2048,
+            Routing(6, "sqrtsoftplus", scale=1.5),
+            has_correction=True,
+            shared_size=2048,
+        ),
+        expert_layers=frozenset(range(num_layers)),
+        table_layers=frozenset(range(3)),
+        compressed=tuple(kinds[:num_layers]),
+        hyper=HyperSizes(4, 20, 1e-6),
+        traits=LayerTraits(activation="clamped_silu", has_sinks=True),
+    )
+
+
+_V4_CUT, _V4_LARGE_CUT = _v4(4), _v4(16)
 _DELTA = DeltaSizes(16, 32, 128, 128, num_taps=4, groups_by_key=True)
 
 
@@ -348,6 +411,27 @@ _TINY_LATENT = replace(
     attention_scale=48**-0.5,
     latent=_TINY_LATENT_SIZES,
 )
+_TINY_WINDOW = CompressedSizes(4, 64, 64, 32, 2, 64)
+_TINY_SPARSE = replace(
+    _TINY_WINDOW, rate=4, overlaps=True, num_index_heads=16, index_dim=32, num_chosen=16
+)
+_TINY_COMPRESSED = replace(
+    _v4(4),
+    vocab_size=512,
+    hidden_size=256,
+    num_query_heads=4,
+    head_dim=64,
+    intermediate_size=256,
+    rope=RopeSpec("default", 160000.0, 16, is_interleaved=True),
+    window_rope=RopeSpec("default", 10000.0, 16, is_interleaved=True),
+    max_position=8192,
+    experts=ExpertSpec(
+        16, 256, Routing(4, "sqrtsoftplus", scale=1.5), has_correction=True, shared_size=256
+    ),
+    windows=(32, None, None, None),
+    compressed=(_TINY_WINDOW, _TINY_SPARSE, replace(_TINY_WINDOW, rate=16), _TINY_SPARSE),
+    hyper=HyperSizes(2, 4, 1e-6),
+)
 
 SHAPES = {
     shape.name: shape
@@ -367,11 +451,15 @@ SHAPES = {
         NamedShape("glm-4.5-air", _GLM_AIR, _mtp(_GLM_AIR)),
         NamedShape("deepseek-v2-lite", _V2_LITE, _eagle3(_V2_LITE, 32000)),
         NamedShape("deepseek-v3-6-layers", _V3_CUT, _mtp(_V3_CUT)),
+        NamedShape("deepseek-v3-11-layers", _V3_LARGE_CUT, _mtp(_V3_LARGE_CUT)),
+        NamedShape("deepseek-v4-4-layers", _V4_CUT, _streams_mtp(_V4_CUT)),
+        NamedShape("deepseek-v4-16-layers", _V4_LARGE_CUT, _streams_mtp(_V4_LARGE_CUT)),
         NamedShape("qwen3-next-80b-a3b", _QWEN_NEXT, _eagle3(_QWEN_NEXT, 32000)),
         NamedShape("qwen3-next-24-layers", _QWEN_NEXT_CUT, _eagle3(_QWEN_NEXT_CUT, 32000)),
         NamedShape("tiny", _TINY, _eagle3(_TINY, 128)),
         NamedShape("tiny-moe", _TINY_MOE, _eagle3(_TINY_MOE, 128)),
         NamedShape("tiny-latent", _TINY_LATENT, _mtp(_TINY_LATENT)),
+        NamedShape("tiny-compressed", _TINY_COMPRESSED, _streams_mtp(_TINY_COMPRESSED)),
     )
 }
 
@@ -404,7 +492,8 @@ def dummy_layouts(spec: ModelSpec, quantization: str | None) -> dict[str, Layout
     def choose(parameter: str) -> Layout | None:
         return None if experts_alone and ".experts." not in parameter else wanted
 
-    empty = Decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1)
+    new_decoder = decoder_class(spec)
+    empty = new_decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1)
     found = packable(spec, empty.parameters(), choose)
     if not found:
         raise ValueError(f"quantization: {quantization} fits no weight of {spec.architecture}")
@@ -423,7 +512,7 @@ def dummy_decoder(
 ) -> Decoder:
     """Return a model of this shape with random weights, ready to run. layouts: from `dummy_layouts`."""
     with torch.no_grad():
-        decoder = Decoder(
+        decoder = decoder_class(spec)(
             spec,
             dtype=dtype,
             device=device,
@@ -431,7 +520,7 @@ def dummy_decoder(
             order=order,
             layouts=layouts,
         )
-        _fill(decoder.parameters(), decoder.device, seed)
+        _fill(decoder.parameters(), decoder.device, seed, spec.experts)
         decoder.seal()
     return decoder
 
@@ -443,7 +532,7 @@ def dummy_head(
     assert not spec.own_embedding and spec.own_head
     has_map = spec.draft_vocab_size != spec.vocab_size
     with torch.no_grad():
-        head = DraftHead(
+        head = head_class(spec)(
             spec,
             dtype=target.dtype,
             device=target.device,
@@ -453,7 +542,7 @@ def dummy_head(
             target_ids_V=draft_ids(spec) if has_map else None,
         )
         parameters = head.parameters()
-        _fill(parameters, head.device, seed + 1)
+        _fill(parameters, head.device, seed + 1, spec.experts)
         for block in parameters["head.weight"]:
             assert isinstance(block, torch.Tensor)
             block.mul_(HEAD_SHARPNESS)
@@ -461,13 +550,22 @@ def dummy_head(
     return head
 
 
-def _fill(parameters: dict[str, list[Parameter]], device: torch.device, seed: int) -> None:
-    """Fill norms with 1, biases with 0, and matrices so that a product keeps its input's scale."""
+def _fill(
+    parameters: dict[str, list[Parameter]],
+    device: torch.device,
+    seed: int,
+    experts: ExpertSpec | None,
+) -> None:
+    """Fill norms with 1, biases with 0, and matrices so that a product keeps its input's scale; tables
+    of experts with any of them."""
     generator = torch.Generator(device).manual_seed(seed)
     for name, blocks in parameters.items():
         for block in blocks:
             assert not isinstance(block, Cut)
-            if isinstance(block, PackedWeight) or block.ndim == 2:
+            if experts is not None and name.endswith("router.table"):
+                assert isinstance(block, torch.Tensor)
+                block.random_(0, experts.num_experts, generator=generator)
+            elif isinstance(block, PackedWeight) or block.ndim == 2:
                 block.normal_(0.0, block.shape[1] ** -0.5, generator=generator)
             else:
                 block.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -37,6 +37,36 @@ def test_a_window_bounds_what_is_read_of_the_cache() -> None:
     assert times[2] - times[1] == pytest.approx((1000 + 28) * position, abs=1e-3)
 
 
+def test_compressed_entries_are_read_as_they_are_chosen() -> None:
+    spec = SHAPES[
+        "deepseek-v4-4-layers"
+    ].model  # two layers of groups of 128, a sparse one, another
+    assert [each.rate for each in spec.compressed] == [128, 128, 4, 128]
+    times = [
+        least_step_ms(spec, torch.bfloat16, num_rows=1, num_sequences=256, length=length)
+        for length in (0, 128, 1280, 12800)
+    ]
+    number = 256 * 2 / COPY_BYTES_PER_SECOND * 1000
+    keys, index = 512 * number, 128 * number
+    assert times[1] - times[0] == pytest.approx(
+        4 * 128 * keys + 3 * keys + 32 * (keys + index), abs=1e-3
+    )
+    assert times[2] - times[1] == pytest.approx(27 * keys + 288 * (keys + index), abs=1e-3)
+    more = 3 * 90 * keys + (512 - 320) * keys + 2880 * index  # the indexer chooses 512 of 3200
+    assert times[3] - times[2] == pytest.approx(more, abs=1e-3)
+
+
+def test_streams_and_all_products_of_compressed_attention_are_read() -> None:
+    spec = SHAPES["deepseek-v4-4-layers"].model
+    hidden, num = spec.hidden_size, spec.num_layers
+    attention = sum(each.num_parameters(hidden) for each in spec.compressed)
+    layer = 3 * 2048 * hidden
+    experts = num * (expected_experts(256, 6, 1) * layer + layer + 256 * hidden)
+    head = spec.vocab_size * hidden
+    found = weights_read(spec, 1) - experts - head - 2 * num * 24 * 4 * hidden
+    assert found == pytest.approx(attention, rel=1e-3)  # norms, biases and corrections are not
+
+
 def test_experts_are_read_as_they_are_drawn() -> None:
     assert expected_experts(8, 2, 1) == pytest.approx(2)
     assert expected_experts(8, 8, 5) == 8

@@ -61,7 +61,7 @@ def write_tokenizer(directory: Path, num_added: int = 1) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", ["tiny", "tiny-latent"])
+@pytest.mark.parametrize("name", ["tiny", "tiny-latent", "tiny-compressed"])
 def test_an_engine_of_a_shape_says_what_it_is(name: str) -> None:
     engine = dummy_engine(name, config())
     found = about(engine, name)
@@ -126,4 +126,8 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_angles_are_as_wide_as_the_heads_that_are_turned(shape: NamedShape) -> None:
     model = shape.model
     width = model.head_dim if model.latent is None else model.latent.rotated_dim
+    if model.compressed:  # the last dimensions of heads and of the indexer's are turned
+        assert model.window_rope is not None
+        width = model.window_rope.head_dim
+        assert width <= min(dim for each in model.compressed if (dim := each.index_dim))
     assert model.rope.head_dim == width and model.rope.num_rotated <= width

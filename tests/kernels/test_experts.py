@@ -96,7 +96,7 @@ def test_what_is_not_a_number_still_chooses_experts(device: torch.device) -> Non
         None,
         None,
         num_chosen=3,
-        is_softmax=False,
+        scoring="sigmoid",
         normalizes=True,
         scale=1.0,
         num_groups=1,
@@ -253,7 +253,8 @@ def test_they_compile_for_hopper() -> None:
             "BLOCK_K": tile.block_k,
         }
         for is_gated, is_clamped in ((True, average in (1, 100)), (False, False)):
-            facts = {"GATED": is_gated, "IS_CLAMPED": is_clamped}
+            activation = "clamped_swiglu" if is_clamped else "silu"
+            facts = {"GATED": is_gated, "ACTIVATION": activation}
             jobs.append(
                 Job(
                     "eyas.kernels.experts:expert_product_kernel",

@@ -225,7 +225,7 @@ def write_layers(directory: Path, name: str) -> Path:
     """Save the tiny model of `LAYERS` with the bigrams of this world."""
     tiny_name, mixing = LAYERS[name]
     sizes = {"vocab_size": VOCAB, "intermediate_size": 96, "max_position_embeddings": 512}
-    if name == "latent":
+    if name in ("latent", "compressed"):
         sizes["q_lora_rank"] = 32  # a device's exact products take multiples of 16 features
     model = make_model(tiny_name, eos_token_id=EOS, bos_token_id=None, **sizes)
     generator = torch.Generator().manual_seed(1)

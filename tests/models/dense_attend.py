@@ -11,8 +11,9 @@ import torch
 
 from eyas.attention.base import KVDestination
 from eyas.cache.store import CompressedStore, LayerStore, StateStore, Store
-from eyas.ops.compress import Compression, Pooling, rotate_pairs
+from eyas.ops.compress import Compression, Pooling
 from eyas.ops.delta_rule import DeltaRule
+from eyas.ops.turn_heads import rotate_pairs
 
 
 class DenseCache:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from eyas.config import DraftConfig, EngineConfig, ModelConfig
 from eyas.core import SamplingParams
-from eyas.engine.load import load
+from eyas.kernels.packed import PackedWeight
+from eyas.layers.products import Products
+from eyas.layers.row_order import RowOrder
 from eyas.llm import LLM
 from eyas.models import load_model, read_spec
+from eyas.models.hyper_decoder import HyperDecoder
 from eyas.ops.compress import chosen_entries
-from eyas.runner.device import open_device
 from eyas.train.head import HeadTraining, train_head
+from eyas_bench.shapes import SHAPES, dummy_decoder, dummy_layouts
 
 from .tiny import make_model, save_model, tokens
 from .tiny_v4 import published
@@ -64,11 +66,26 @@ def test_a_table_of_experts_that_are_not_there_is_refused(saved: Path, tmp_path:
         load_model(directory, dtype="float32")
 
 
-def test_a_cuda_device_is_refused_before_weights_are_read(saved: Path) -> None:
-    config = EngineConfig(model=ModelConfig(path=str(saved)))
-    hardware = replace(open_device(config.device), device=torch.device("cuda"))
-    with pytest.raises(ValueError, match=r"compressed attention.*--device cpu"):
-        load(config, hardware)
+def test_its_experts_stay_packed_where_kernels_run_and_streams_are_weighed_in_float32() -> None:
+    spec = SHAPES["tiny-compressed"].model
+    layouts = dummy_layouts(spec, "fp8")
+    device = torch.device("cpu")
+    order = RowOrder(products=Products(True, device, 64))
+    decoder = dummy_decoder(
+        spec, dtype=torch.bfloat16, device=device, max_model_len=64, order=order, layouts=layouts
+    )
+    assert isinstance(decoder, HyperDecoder) and layouts
+    fresh = HyperDecoder(
+        spec, dtype=torch.bfloat16, device="meta", max_model_len=64, order=order, layouts=layouts
+    )
+    kinds = {name: blocks[0] for name, blocks in fresh.parameters().items()}
+    assert {name for name, block in kinds.items() if isinstance(block, PackedWeight)} == set(
+        layouts
+    )
+    assert all(".mlp.experts." in name or ".mlp.shared." in name for name in layouts)
+    streams = [block for name, block in kinds.items() if name.endswith("_connection.fn")]
+    assert len(streams) == 2 * spec.num_layers
+    assert {block.dtype for block in streams if isinstance(block, torch.Tensor)} == {torch.float32}
 
 
 def test_of_equal_scores_the_first_entries_are_chosen() -> None:

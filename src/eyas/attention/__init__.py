@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from eyas.attention.base import AttentionBackend
 from eyas.attention.reference import ReferenceAttention
 from eyas.cache.kv import KVStore
+from eyas.cache.store import CompressedStore, LayerStore
 from eyas.kernels import usable
 
-__all__ = ["attention_units", "open_attention"]
+__all__ = ["attention_units", "open_attention", "score_bytes"]
 
 
 def open_attention(kv: KVStore) -> AttentionBackend:
@@ -19,9 +22,21 @@ def open_attention(kv: KVStore) -> AttentionBackend:
     return ReferenceAttention(kv)
 
 
-def attention_units(max_length: int, width: int) -> int:
+def attention_units(stores: Sequence[LayerStore], max_length: int, width: int) -> int:
     """Return the most partial results that kernels store of a row, in steps of many rows."""
+    from eyas.attention.triton_compressed import entry_shapes
     from eyas.kernels.softmax import GROUP, SPLIT
 
-    unit = GROUP * SPLIT
-    return -(-max_length // unit) + 2 + -(-width // unit)
+    unit, shapes = GROUP * SPLIT, entry_shapes(stores)
+    units = [shape.num_splits(max_length) for shape in shapes.values()]
+    if any(store not in shapes for store in stores):
+        units.append(-(-max_length // unit) + 2 + -(-width // unit))
+    return max(units)
+
+
+def score_bytes(stores: Sequence[LayerStore]) -> int:
+    """Return the most bytes of the scores of compressed entries that are in memory at once."""
+    from eyas.attention.triton_compressed import MOST_SCORES
+
+    has_indexer = any(isinstance(store, CompressedStore) and store.index_dim for store in stores)
+    return 4 * MOST_SCORES if has_indexer else 0

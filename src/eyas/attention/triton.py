@@ -16,9 +16,10 @@ import torch
 
 from eyas.attention.base import Attend, KVDestination, Layout, NodeGrid
 from eyas.attention.state_plan import StatePlan
+from eyas.attention.triton_compressed import EntryPlan, entry_shapes
 from eyas.cache.kv import KVStore
 from eyas.cache.states import SequenceStates
-from eyas.cache.store import CompressedStore, LayerStore
+from eyas.cache.store import LayerStore
 from eyas.kernels.attention import Nodes, attend_nodes
 from eyas.kernels.attention_prefill import PromptTiles, attend_prompts, cut
 from eyas.kernels.paths import node_paths
@@ -47,13 +48,16 @@ class TritonAttention:
         pdl: bool = False,
         heights: Sequence[int] = HEIGHTS,
     ) -> None:
-        compressed = any(isinstance(store, CompressedStore) for store in kv.stores)
-        assert not compressed, "there are no kernels for compressed entries"
         self.kv = kv
         self.windows = kv.windows
         self.pdl = pdl
         itemsize = kv.dtype.itemsize
-        self.stores = [store for store in kv.stores if isinstance(store, LayerStore)]
+        self.entries = entry_shapes(kv.stores)
+        self.stores = [
+            store
+            for store in kv.stores
+            if isinstance(store, LayerStore) and store not in self.entries
+        ]
         self.shapes = {store: _shape(store, itemsize) for store in dict.fromkeys(self.stores)}
         self.heights = {store: _fitting(shape, heights) for store, shape in self.shapes.items()}
         self.tiles = {store: prompt_tiles(shape, itemsize) for store, shape in self.shapes.items()}
@@ -116,12 +120,15 @@ class _Plan:
         runs = layout.contexts
         self._num_node_rows = runs[0].row if runs else num_rows
         self._stop = runs[-1].row + runs[-1].count if runs else num_rows
-        self._nodes = None if layout.nodes is None else self._node_work(layout.nodes)
+        self._nodes: Nodes | None = None
+        if layout.nodes is not None and backend.stores:
+            self._nodes = self._node_work(layout.nodes)
         if self._nodes is None:
             self._num_node_rows = 0
             self._stop = self._stop if runs else 0
         self._tiles: dict[int, torch.Tensor] = {}
         self._window_slots_T: torch.Tensor | None = None
+        self._entry_plan: EntryPlan | None = None
 
     def destination(self, layer: int) -> KVDestination:
         kv = self._backend.kv
@@ -146,6 +153,9 @@ class _Plan:
         backend, layout = self._backend, self._layout
         store, kv_S2GH = backend.kv.stores[layer], backend.kv.layers[layer]
         assert isinstance(store, LayerStore)
+        if store in backend.entries:
+            plan = self._entries()
+            return plan.attend(backend.kv, layer, backend.entries[store], q_TNH, sinks_N)
         shape, pdl, scales = backend.shapes[store], backend.pdl, backend.kv.scales[layer]
         window_slots_S = backend.kv.window_slots(layer)
         if q_TNH.stride(2) != 1 or q_TNH.stride(1) != q_TNH.shape[2]:
@@ -199,11 +209,19 @@ class _Plan:
         sinks_N: torch.Tensor | None,
         compression: Compression,
     ) -> torch.Tensor:
-        raise AssertionError("there are no kernels for compressed entries")
+        kv = self._backend.kv
+        shape = self._backend.entries[kv.stores[layer]]
+        return self._entries().compress(kv, layer, shape, inputs_TX, q_TNH, sinks_N, compression)
 
     def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
         assert self._states is not None, "the layer has declared a state"
         return self._states.recur(layer, inputs_TX, rule)
+
+    def _entries(self) -> EntryPlan:
+        if self._entry_plan is None:
+            pdl = self._backend.pdl
+            self._entry_plan = EntryPlan(self._layout, self._write_slots_T, pdl=pdl)
+        return self._entry_plan
 
     def _node_work(self, grid: NodeGrid) -> Nodes:
         backend, layout = self._backend, self._layout

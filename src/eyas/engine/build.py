@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import torch
 
-from eyas.attention import attention_units, open_attention
+from eyas.attention import attention_units, open_attention, score_bytes
 from eyas.cache import BlockLog, CacheManager, KVStore
 from eyas.config import EngineConfig, EngineInfo, StartChoice
 from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
@@ -385,11 +385,18 @@ def step_bytes(
         lines = rows + (config.scheduler.num_seats + rows) * width
         activations += 4 * lines * (state.convolved + state.output_width)
         activations += 2 * rows * (state.convolved + state.output_width) * dtype.itemsize
+    stores = spec.attention_stores
+    if spec.compressed and spec.hyper is not None:
+        # Projections; queries and outputs before and after they are turned; residual streams.
+        widest = max(
+            sum(each.entry_parts.values()) + 4 * sum(each.query_parts.values())
+            for each in spec.compressed
+        )
+        streams = 3 * spec.hyper.num_streams * spec.hidden_size
+        activations += rows * (widest + streams) * dtype.itemsize + score_bytes(stores)
     logits = 2 * nodes * spec.vocab_size * 4
-    heads = (
-        spec.num_query_heads * (max(store.output_dim for store in spec.attention_stores) + 2) * 4
-    )
-    return activations + logits + nodes * attention_units(max_length, width) * heads
+    heads = spec.num_query_heads * (max(store.output_dim for store in stores) + 2) * 4
+    return activations + logits + nodes * attention_units(stores, max_length, width) * heads
 
 
 def _with_seats(config: EngineConfig, device: torch.device, per_seat: int) -> EngineConfig:

@@ -109,11 +109,6 @@ def open_files(config: EngineConfig, hardware: Device, shard: Shard) -> OpenedMo
     directory = locate_model(config.model.path, config.model.revision, config.model.offline)
     files = ModelFiles.open(directory)
     spec = files.spec
-    if spec.compressed and hardware.device.type != "cpu":
-        raise ValueError(
-            f"device: {spec.architecture} has compressed attention, which runs on a CPU alone so far; "
-            "pass --device cpu, or take another model"
-        )
     check_ranks(spec, shard, on_gpu=hardware.device.type != "cpu")
     dtype, reason = _model_dtype(config, hardware, shard)
     _check_memory(config, files, dtype, hardware, shard)

@@ -20,6 +20,8 @@ BLOCK = 1024
 ALPHA = tl.constexpr(1.702)
 LIMIT = tl.constexpr(7.0)
 """The numbers of `ops.gate` for `clamped_swiglu`."""
+SILU_LIMIT = tl.constexpr(10.0)
+"""The number of `ops.gate` for `clamped_silu`."""
 
 
 @triton.jit
@@ -40,8 +42,34 @@ def clamped_swiglu(gate, up):
 
 
 @triton.jit
+def clamped_silu(gate, up):
+    """As `gated`, of the activation of that name in `ops.gate`."""
+    gate32 = tl.minimum(gate.to(tl.float32), SILU_LIMIT)
+    up32 = tl.clamp(up.to(tl.float32), -SILU_LIMIT, SILU_LIMIT)
+    return gated(gate32.to(gate.dtype), up32.to(up.dtype))
+
+
+@triton.jit
+def activated(gate, up, ACTIVATION: tl.constexpr):
+    """As `gated`, of the activation that is named, as in `ops.gate`."""
+    if ACTIVATION == "clamped_swiglu":
+        out = clamped_swiglu(gate, up)
+    elif ACTIVATION == "clamped_silu":
+        out = clamped_silu(gate, up)
+    else:
+        out = gated(gate, up)
+    return out
+
+
+@triton.jit
 def gated_silu_kernel(
-    gate_up_T2F, out_TF, row_stride, size, BLOCK: tl.constexpr, PDL: tl.constexpr
+    gate_up_T2F,
+    out_TF,
+    row_stride,
+    size,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program a row and BLOCK columns."""
     enter(PDL)
@@ -50,13 +78,17 @@ def gated_silu_kernel(
     is_inside = columns < size
     gate = tl.load(gate_up_T2F + row * row_stride + columns, mask=is_inside, other=0.0)
     up = tl.load(gate_up_T2F + row * row_stride + size + columns, mask=is_inside, other=0.0)
-    out = gated(gate, up).to(out_TF.dtype.element_ty)
+    out = activated(gate, up, ACTIVATION).to(out_TF.dtype.element_ty)
     tl.store(out_TF + row * size + columns, out, mask=is_inside)
 
 
-def gated_silu(gate_up_T2F: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
-    """[T, 2F], columns next to each other, to [T, F]; the reference is
-    `ops.gated_silu.by_torch`."""
+def gated_silu(
+    gate_up_T2F: torch.Tensor, activation: str = "silu", *, pdl: bool = False
+) -> torch.Tensor:
+    """[T, 2F], columns next to each other, to [T, F]; the reference is `ops.gate.by_torch`.
+
+    activation: "silu", "clamped_swiglu" or "clamped_silu".
+    """
     num_rows, num_columns = gate_up_T2F.shape
     size = num_columns // 2
     out_TF = gate_up_T2F.new_empty((num_rows, size))
@@ -66,6 +98,7 @@ def gated_silu(gate_up_T2F: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
             out_TF,
             gate_up_T2F.stride(0),
             size,
+            ACTIVATION=activation,
             BLOCK=BLOCK,
             PDL=pdl,
             **launch_options(pdl),

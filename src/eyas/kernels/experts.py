@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from eyas.kernels.activation import clamped_swiglu, gated
+from eyas.kernels.activation import activated
 from eyas.kernels.gemm_packed import accumulate_packed, layout_options, step_of, tensors_of
 from eyas.kernels.gemm_tile import accumulate, bias_of
 from eyas.kernels.launch import enter, launch_options
@@ -109,7 +109,7 @@ def expert_product_kernel(
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
-    IS_CLAMPED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     LAYOUT: tl.constexpr,
     SCALE: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
@@ -185,10 +185,7 @@ def expert_product_kernel(
         rounded: tl.constexpr = x_TI.dtype.element_ty
         halves_2OX = tl.reshape(total, (2, columns_of_tile, BLOCK_ROWS))
         gate, up = tl.split(tl.permute(halves_2OX, (1, 2, 0)))
-        if IS_CLAMPED:
-            total = clamped_swiglu(gate.to(rounded), up.to(rounded))
-        else:
-            total = gated(gate.to(rounded), up.to(rounded))
+        total = activated(gate.to(rounded), up.to(rounded), ACTIVATION)
         out_row_X = row_X
     else:
         total *= tl.load(weights_N + row_X, mask=is_row_X, other=0.0)[None, :]
@@ -224,16 +221,16 @@ def gated_product(
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """The gated activation of every assignment, [N, F] in x's type: silu or clamped_swiglu.
+    """The gated activation of every assignment, [N, F] in x's type: as `activated` has them.
 
     tiles: from `tile_experts`, or, of up to FEW assignments, the experts themselves [T, K].
     """
-    assert activation in ("silu", "clamped_swiglu")
+    assert activation in ("silu", "clamped_swiglu", "clamped_silu")
     num_out = gate_up_weight_E2FI.shape[1] // 2
     out_NF = x_TI.new_empty((len(x_TI) * num_chosen, num_out))
     _launch(
         x_TI, gate_up_weight_E2FI, bias_E2F, tiles, None, out_NF, num_out, num_chosen, tile, pdl,
-        is_gated=True, is_clamped=activation == "clamped_swiglu",
+        is_gated=True, activation=activation,
     )  # fmt: skip
     return out_NF
 
@@ -272,7 +269,7 @@ def _launch(
     pdl: bool,
     *,
     is_gated: bool,
-    is_clamped: bool = False,
+    activation: str = "silu",
 ) -> None:
     num_columns, (weight_EOI, scales_EOG) = weight.shape[2], tensors_of(weight)
     assert x.shape[1] == num_columns and x.stride(1) == 1 and weight.is_contiguous()
@@ -312,7 +309,7 @@ def _launch(
         EVEN_K=num_columns % step_of(weight, tile) == 0,
         HAS_BIAS=bias_EO is not None,
         GATED=is_gated,
-        IS_CLAMPED=is_clamped,
+        ACTIVATION=activation,
         **layout_options(weight),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -22,6 +22,7 @@ def route_kernel(
     logits_ZTE,
     bias_E,
     correction_E,
+    fixed_TK,
     experts_TK,
     weights_TK,
     num_experts,
@@ -31,9 +32,10 @@ def route_kernel(
     NUM_PARTS: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
     PADDED: tl.constexpr,
-    IS_SOFTMAX: tl.constexpr,
+    SCORING: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_CORRECTION: tl.constexpr,
+    IS_FIXED: tl.constexpr,
     NORMALIZES: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     NUM_CHOSEN_GROUPS: tl.constexpr,
@@ -55,9 +57,16 @@ def route_kernel(
         logits += tl.load(at, mask=is_real, other=0.0)
     if HAS_BIAS:
         logits += tl.load(bias_E + expert, mask=is_real, other=0.0)
-    if IS_SOFTMAX:
+    if SCORING == "softmax":
         powers = tl.exp(logits - tl.max(logits, 0))
         scores = powers / tl.sum(powers, 0)
+    elif SCORING == "sqrtsoftplus":
+        power = tl.exp(-tl.abs(logits))
+        above = 1.0 + power  # log(1 + x) that keeps small x (Kahan)
+        kept = tl.where(above == 1.0, 1.0, above - 1.0)
+        rest = tl.where(above == 1.0, power, tl.log(above) * (power / kept))
+        scores = tl.sqrt(tl.maximum(logits, 0.0) + rest)
+        scores = tl.where(is_real, scores, 0.0)
     else:
         scores = 1.0 / (1.0 + tl.exp(-logits))
     choice = scores
@@ -84,11 +93,14 @@ def route_kernel(
             group_keys = tl.where(group_keys == best, LOWEST, group_keys)
         choice = tl.where(is_chosen, choice, float("-inf"))
     keys = tl.where(is_real, key_of(choice, expert), LOWEST)
-    chosen = index_of(largest(keys, NUM_CHOSEN, PADDED))
-    of_chosen = tl.where(expert[None, :] == chosen[:, None], scores[None, :], 0.0)
-    weights = tl.sum(of_chosen, 1)
     rank = tl.arange(0, PADDED)
     is_rank = rank < NUM_CHOSEN
+    if IS_FIXED:
+        chosen = tl.load(fixed_TK + row * NUM_CHOSEN + rank, mask=is_rank, other=0)
+    else:
+        chosen = index_of(largest(keys, NUM_CHOSEN, PADDED))
+    of_chosen = tl.where(expert[None, :] == chosen[:, None], scores[None, :], 0.0)
+    weights = tl.sum(of_chosen, 1)
     if NORMALIZES:
         weights = weights / (tl.sum(tl.where(is_rank, weights, 0.0), 0) + 1e-20)
     at = row * NUM_CHOSEN + rank
@@ -100,9 +112,10 @@ def route(
     logits: torch.Tensor,
     bias_E: torch.Tensor | None,
     correction_E: torch.Tensor | None,
+    fixed_TK: torch.Tensor | None = None,
     *,
     num_chosen: int,
-    is_softmax: bool,
+    scoring: str,
     normalizes: bool,
     scale: float,
     num_groups: int,
@@ -114,6 +127,7 @@ def route(
     `ops.route.by_torch`, the facts are those of `ops.route.Routing`."""
     num_rows, num_experts = logits.shape[-2:]
     assert logits.dtype == torch.float32 and logits.stride(-1) == 1
+    assert fixed_TK is None or (fixed_TK.dtype == torch.int32 and fixed_TK.is_contiguous())
     num_parts, part_stride = (len(logits), logits.stride(0)) if logits.dim() == 3 else (1, 0)
     experts_TK = logits.new_empty((num_rows, num_chosen), dtype=torch.int32)
     weights_TK = torch.empty_like(experts_TK, dtype=torch.float32)
@@ -123,6 +137,7 @@ def route(
             logits,
             bias_E,
             correction_E,
+            fixed_TK,
             experts_TK,
             weights_TK,
             num_experts,
@@ -132,9 +147,10 @@ def route(
             NUM_PARTS=num_parts,
             NUM_CHOSEN=num_chosen,
             PADDED=triton.next_power_of_2(num_chosen),
-            IS_SOFTMAX=is_softmax,
+            SCORING=scoring,
             HAS_BIAS=bias_E is not None,
             HAS_CORRECTION=correction_E is not None,
+            IS_FIXED=fixed_TK is not None,
             NORMALIZES=normalizes,
             NUM_GROUPS=num_groups,
             NUM_CHOSEN_GROUPS=num_chosen_groups,

@@ -22,9 +22,9 @@ from eyas.layers.head_linear import HeadLinear
 from eyas.layers.linear import Linear
 from eyas.layers.norm import RMSNorm
 from eyas.layers.row_order import RowOrder
-from eyas.ops.add_norm import normalized
-from eyas.ops.compress import Compression, Pooling, rotate_pairs
+from eyas.ops.compress import Compression, Pooling
 from eyas.ops.rotate_and_store import Angles, finite
+from eyas.ops.turn_heads import turn_heads, turn_shared
 from eyas.parallel.cut import Parameter
 
 
@@ -192,36 +192,36 @@ class CompressedAttention:
     ) -> torch.Tensor:
         """Return the parts of the block's output (`Linear.parts`) for an input [T, I]."""
         sizes = self._sizes
-        projected = self._entry(x_TI).split(list(sizes.entry_parts.values()), dim=1)
-        by_name = dict(zip(sizes.entry_parts, projected, strict=True))
-        latent = self._queries(self._q_norm(by_name["q_a"]))
-        widths = list(sizes.query_parts.values())
-        cosine, sine = angles.rows()
-        heads = latent.split(widths, dim=1)
-        q_TNH = normalized(heads[0].unflatten(1, (sizes.num_heads, -1)), None, self._epsilon)
-        q_TNH = rotate_pairs(q_TNH, cosine, sine)
-        kv_T1H = rotate_pairs(self._kv_norm(by_name["kv"]).unsqueeze(1), cosine, sine)
+        projected_TX = self._entry(x_TI)
+        parts = projected_TX.split(list(sizes.entry_parts.values()), dim=1)
+        by_name = dict(zip(sizes.entry_parts, parts, strict=True))
+        latent = self._queries(self._q_norm.add(by_name["q_a"], None)[1])
+        kv_TH = by_name["kv"]
+        q_TNH, index_TJI = turn_shared(
+            latent,
+            kv_TH,
+            self._kv_norm.weight,
+            angles,
+            self._epsilon,
+            sizes.num_heads,
+            sizes.num_index_heads,
+        )
         if not sizes.rate:
             destination = attend.destination(layer)
-            destination.keys_SGH.index_copy_(0, destination.slots_T, finite(kv_T1H))
+            destination.keys_SGH.index_copy_(0, destination.slots_T, finite(kv_TH.unsqueeze(1)))
             out_TNH = attend(layer, q_TNH, self._sinks_N)
         else:
-            names = ("compressor.kv", "compressor.gate", "indexer.kv", "indexer.gate")
-            inputs = [by_name[name] for name in names if name in by_name]
-            index_q = None
-            if sizes.index_dim:
-                index_q = heads[1].unflatten(1, (sizes.num_index_heads, -1))
-                index_q = rotate_pairs(index_q, cosine, sine)
             compression = Compression(
                 self._pooled("compressor"),
                 angles,
                 self._pooled("indexer") if sizes.index_dim else None,
-                index_q,
+                index_TJI if sizes.index_dim else None,
                 by_name.get("indexer.weights"),
             )
-            inputs_TX = torch.cat([kv_T1H.squeeze(1), *inputs], 1)
+            size = sum(sizes.entry_parts.values()) - sizes.query_rank - sizes.num_index_heads
+            inputs_TX = projected_TX.narrow(1, sizes.query_rank, size)
             out_TNH = attend.compress(layer, inputs_TX, q_TNH, self._sinks_N, compression)
-        out_TNH = rotate_pairs(out_TNH, cosine, sine, backwards=True)
+        out_TNH = turn_heads(out_TNH, angles, backwards=True)
         grouped_TGX = out_TNH.flatten(1).unflatten(1, (sizes.num_groups, -1))
         latent_TGX = x_TI.new_empty((len(x_TI), sizes.num_groups, sizes.group_rank))
         self._o_a(grouped_TGX, latent_TGX)

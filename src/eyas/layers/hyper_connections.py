@@ -8,7 +8,7 @@ Promises: a row's bits depend on that row alone, for row counts that the row ord
 float32; streams are rounded once, after mixing.
 Does not know: the blocks.
 
-Legend: T rows, M streams, D hidden size.
+Legend: T rows, M streams, D hidden size, X = M * D, W weights of a row.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 
 from eyas.layers.linear import LogitsHead
+from eyas.layers.norm import RMSNorm
 from eyas.layers.row_order import RowOrder
-from eyas.ops.add_norm import normalized
-from eyas.ops.row_functions import exp, sigmoid, sum_in_halves
+from eyas.ops.streams import StreamWeights, mix_streams, sum_streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,12 @@ class HyperSizes:
         }
 
 
-class Collapse:
-    """A learned weighted sum of the streams, and further weights that are computed with its own.
+class Streams:
+    """A learned weighted sum of the streams, its norm, and further weights that are computed with its
+    own.
 
     num_weights: numbers computed for a row, of which the first M weigh the sum. num_scales: factors of
-    consecutive kinds of them. norm_epsilon: of the norm of the streams.
+    consecutive kinds of them. norm_epsilon: of the norm of the streams, and of the sum.
     """
 
     def __init__(
@@ -75,81 +76,43 @@ class Collapse:
         order: RowOrder,
     ) -> None:
         width = sizes.num_streams * hidden_size
-        self.sizes = sizes
+        self._sizes = sizes
         self._norm_epsilon = norm_epsilon
-        self._product = LogitsHead(num_weights, width, dtype=dtype, device=device, order=order)
-        self._base = torch.empty(num_weights, dtype=torch.float32, device=device)
-        self._scale = torch.empty(num_scales, dtype=torch.float32, device=device)
+        self._product: LogitsHead | None = None
+        if order.products is None:
+            self._product = LogitsHead(num_weights, width, dtype=dtype, device=device, order=order)
+            (self._weight_WX,) = self._product.views()
+        else:
+            self._weight_WX = torch.empty(num_weights, width, dtype=torch.float32, device=device)
+        self._base_W = torch.empty(num_weights, dtype=torch.float32, device=device)
+        self._scale_W = torch.empty(num_scales, dtype=torch.float32, device=device)
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        (product,) = self._product.views()
-        return {"fn": product, "base": self._base, "scale": self._scale}
+        return {"fn": self._weight_WX, "base": self._base_W, "scale": self._scale_W}
 
     def seal(self) -> None:
-        self._product.seal()
-        num = self.sizes.num_streams
-        counts = torch.tensor([num, num, num * num][: len(self._scale)], device=self._scale.device)
-        self._scale = self._scale.repeat_interleave(counts)
-
-    def __call__(self, streams_TMD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum [T, D] in the streams' type, and the raw weights beyond its own, float32."""
-        num = self.sizes.num_streams
-        flat_TX = normalized(streams_TMD.flatten(1).float(), None, self._norm_epsilon)
-        raw_TX = self._product(flat_TX) * self._scale + self._base
-        weights_TM = sigmoid(raw_TX[:, :num]) + self.sizes.epsilon
-        summed_TD = sum_in_halves(weights_TM.unsqueeze(2) * streams_TMD.float(), 1)
-        return summed_TD.to(streams_TMD.dtype), raw_TX[:, num:]
-
-
-class HyperConnection:
-    """The way into one block and back to the streams."""
-
-    def __init__(
-        self,
-        sizes: HyperSizes,
-        hidden_size: int,
-        norm_epsilon: float,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
-    ) -> None:
-        self._sizes = sizes
-        self._collapse = Collapse(
-            sizes,
-            hidden_size,
-            norm_epsilon,
-            num_weights=sizes.num_weights,
-            num_scales=3,
-            dtype=dtype,
-            device=device,
-            order=order,
-        )
-        self.parameters = self._collapse.parameters
-        self.seal = self._collapse.seal
-
-    def enter(self, streams_TMD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the block's input [T, D], and what `leave` needs."""
-        return self._collapse(streams_TMD)
-
-    def leave(
-        self, streams_TMD: torch.Tensor, raw_TX: torch.Tensor, out_TD: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the streams after the block. raw_TX: from `enter`. out_TD: the block's output."""
+        if self._product is not None:
+            self._product.seal()
+            self._weight_WX = torch.empty(0)
         num = self._sizes.num_streams
-        out_weights_TM = 2 * sigmoid(raw_TX[:, :num])
-        mixing_TMM = self._mixing(raw_TX[:, num:].unflatten(1, (num, num)))
-        mixed_TMD = sum_in_halves(mixing_TMM.unsqueeze(3) * streams_TMD.float().unsqueeze(2), 1)
-        mixed_TMD = mixed_TMD + out_weights_TM.unsqueeze(2) * out_TD.float().unsqueeze(1)
-        return mixed_TMD.to(streams_TMD.dtype)
+        counts = [num, num, num * num][: len(self._scale_W)]
+        counts_W = torch.tensor(counts, device=self._scale_W.device)
+        self._weights = StreamWeights(
+            self._product,
+            self._weight_WX,
+            self._base_W,
+            self._scale_W.repeat_interleave(counts_W),
+            self._sizes.epsilon,
+        )
 
-    def _mixing(self, raw_TMM: torch.Tensor) -> torch.Tensor:
-        """Return matrices whose rows and columns sum to 1; element [from, to]."""
-        epsilon = self._sizes.epsilon
-        powers = exp((raw_TMM - raw_TMM.amax(2, keepdim=True)).flatten(1)).view_as(raw_TMM)
-        mixing = powers / sum_in_halves(powers, 2).unsqueeze(2) + epsilon
-        mixing = mixing / (sum_in_halves(mixing, 1).unsqueeze(1) + epsilon)
-        for _ in range(self._sizes.num_iterations - 1):
-            mixing = mixing / (sum_in_halves(mixing, 2).unsqueeze(2) + epsilon)
-            mixing = mixing / (sum_in_halves(mixing, 1).unsqueeze(1) + epsilon)
-        return mixing
+    def sum(self, streams_TMD: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the norm of the sum [T, D] in the streams' type, and the raw weights beyond the sum's
+        own, float32, which `mix` needs. norm: of the sum."""
+        return sum_streams(streams_TMD, self._weights, norm.weight, self._norm_epsilon)
+
+    def mix(
+        self, streams_TMD: torch.Tensor, raw_TW: torch.Tensor, parts: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the streams after a block. raw_TW: from `sum`. parts: of the block's output."""
+        sizes = self._sizes
+        return mix_streams(streams_TMD, raw_TW, parts, sizes.num_iterations, sizes.epsilon)

@@ -16,13 +16,12 @@ import torch
 from eyas.attention.base import Attend
 from eyas.layers.compressed_attention import CompressedAttention
 from eyas.layers.experts import MixtureOfExperts
-from eyas.layers.hyper_connections import Collapse, HyperConnection
-from eyas.layers.layouts import Layouts
+from eyas.layers.hyper_connections import Streams
+from eyas.layers.layouts import UNPACKED, Layouts, within
 from eyas.layers.norm import RMSNorm
 from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import Decoder
 from eyas.models.spec import ModelSpec
-from eyas.ops.add_norm import summed
 from eyas.ops.rotate_and_store import Angles
 from eyas.parallel.cut import Parameter
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 class HyperLayer:
     """Attention and experts, each between a way out of the streams and a way back.
 
-    index: of the layer; `attend` gets it.
+    index: of the layer; `attend` gets it. layouts: of the weights that stay packed.
     """
 
     def __init__(
@@ -44,13 +43,23 @@ class HyperLayer:
         dtype: torch.dtype,
         device: torch.device,
         order: RowOrder,
+        layouts: Layouts = UNPACKED,
     ) -> None:
         hidden, epsilon = spec.hidden_size, spec.norm_epsilon
         sizes, experts = spec.compressed_of(index), spec.experts_of(index)
         assert spec.hyper is not None and sizes is not None and experts is not None
         self._index = index
         self._attention_connection, self._mlp_connection = (
-            HyperConnection(spec.hyper, hidden, epsilon, dtype=dtype, device=device, order=order)
+            Streams(
+                spec.hyper,
+                hidden,
+                epsilon,
+                num_weights=spec.hyper.num_weights,
+                num_scales=3,
+                dtype=dtype,
+                device=device,
+                order=order,
+            )
             for _ in range(2)
         )
         self._attention_norm, self._mlp_norm = (
@@ -66,6 +75,7 @@ class HyperLayer:
             device=device,
             order=order,
             activation=spec.traits.activation,
+            layouts=within(layouts, "mlp"),
         )
 
     def parameters(self) -> dict[str, Parameter]:
@@ -101,22 +111,25 @@ class HyperLayer:
         attend: Attend,
     ) -> torch.Tensor:
         """Return the streams [T, M, D] after the layer. tokens_T: ids of the rows' tokens."""
-        input_TD, raw_TX = self._attention_connection.enter(streams_TMD)
-        attended = self._attention(self._index, self._attention_norm(input_TD), angles, attend)
-        out_TD = summed(attended).to(streams_TMD.dtype)
-        streams_TMD = self._attention_connection.leave(streams_TMD, raw_TX, out_TD)
-        input_TD, raw_TX = self._mlp_connection.enter(streams_TMD)
-        parts = self._mlp(self._mlp_norm(input_TD), tokens_T)
-        out_TD = summed(parts).to(streams_TMD.dtype)
-        return self._mlp_connection.leave(streams_TMD, raw_TX, out_TD)
+        input_TD, raw_TW = self._attention_connection.sum(streams_TMD, self._attention_norm)
+        parts = self._attention(self._index, input_TD, angles, attend)
+        streams_TMD = self._attention_connection.mix(streams_TMD, raw_TW, parts)
+        input_TD, raw_TW = self._mlp_connection.sum(streams_TMD, self._mlp_norm)
+        parts = self._mlp(input_TD, tokens_T)
+        return self._mlp_connection.mix(streams_TMD, raw_TW, parts)
 
 
 def stream_layers(
-    spec: ModelSpec | HeadSpec, *, dtype: torch.dtype, device: torch.device, order: RowOrder
-) -> tuple[list[HyperLayer], Collapse]:
+    spec: ModelSpec | HeadSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    order: RowOrder,
+    layouts: Layouts = UNPACKED,
+) -> tuple[list[HyperLayer], Streams]:
     """Return the layers of a network with residual streams, and what sums the streams behind them."""
     assert spec.hyper is not None
-    collapse = Collapse(
+    collapse = Streams(
         spec.hyper,
         spec.hidden_size,
         spec.norm_epsilon,
@@ -127,7 +140,14 @@ def stream_layers(
         order=order,
     )
     layers = [
-        HyperLayer(spec, index, dtype=dtype, device=device, order=order)
+        HyperLayer(
+            spec,
+            index,
+            dtype=dtype,
+            device=device,
+            order=order,
+            layouts=within(layouts, f"layers.{index}"),
+        )
         for index in range(spec.num_layers)
     ]
     return layers, collapse
@@ -137,9 +157,8 @@ class HyperDecoder(Decoder):
     """A model of `HyperLayer`s: every stream starts as the embedding; at the end they are summed."""
 
     def _new_layers(self, layouts: Layouts) -> Sequence[HyperLayer]:
-        assert not layouts, "weights stay packed on a device alone"
         layers, self._collapse = stream_layers(
-            self.spec, dtype=self.dtype, device=self.device, order=self.order
+            self.spec, dtype=self.dtype, device=self.device, order=self.order, layouts=layouts
         )
         return layers
 
@@ -170,7 +189,7 @@ class HyperDecoder(Decoder):
                 tapped[depth] = streams_TMD.flatten(1)
             streams_TMD = layer(streams_TMD, tokens_T, angles, attend)
         tapped[len(layers)] = streams_TMD.flatten(1)
-        return self._norm(self._collapse(streams_TMD)[0]), tapped
+        return self._collapse.sum(streams_TMD, self._norm)[0], tapped
 
 
 def decoder_class(spec: ModelSpec) -> type[Decoder]:

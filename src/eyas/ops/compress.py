@@ -18,6 +18,7 @@ import torch
 from eyas.ops.add_norm import normalized
 from eyas.ops.rotate_and_store import Angles
 from eyas.ops.row_functions import exp, sum_in_halves
+from eyas.ops.turn_heads import rotate_pairs
 
 MOST_NUMBERS = 1 << 22
 """Of the products of index queries and entries that are in memory at once."""
@@ -50,24 +51,6 @@ class Compression:
     index: Pooling | None = None
     queries_TJI: torch.Tensor | None = None
     weights_TJ: torch.Tensor | None = None
-
-
-def rotate_pairs(
-    x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, backwards: bool = False
-) -> torch.Tensor:
-    """Return x with its last R dimensions turned, neighbours (2i, 2i + 1) being a pair.
-
-    cosine, sine: [..., R] from `Angles`, whose first half of sines is negated; they broadcast to x.
-    """
-    num_rotated = cosine.shape[-1]
-    half = num_rotated // 2
-    cosine, sine = cosine[..., :half].float(), sine[..., half:].float()
-    if backwards:
-        sine = -sine
-    plain, turned = x.float().split([x.shape[-1] - num_rotated, num_rotated], -1)
-    first, second = turned.unflatten(-1, (half, 2)).unbind(-1)
-    pairs = torch.stack([first * cosine - second * sine, second * cosine + first * sine], -1)
-    return torch.cat([plain, pairs.flatten(-2)], -1).to(x.dtype)
 
 
 def pooled(

@@ -80,16 +80,15 @@ def _by_kernel(
     routing: Routing,
     fixed_TK: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if fixed_TK is not None or routing.scoring == "sqrtsoftplus":
-        return route.by_torch(logits, bias_E, correction_E, routing, fixed_TK)
     from eyas.kernels.route import route as launch
 
     return launch(
         logits,
         bias_E,
         correction_E,
+        fixed_TK,
         num_chosen=routing.num_chosen,
-        is_softmax=routing.scoring == "softmax",
+        scoring=routing.scoring,
         normalizes=routing.normalizes,
         scale=routing.scale,
         num_groups=routing.num_groups,

@@ -55,16 +55,17 @@ class HyperHead(DraftHead):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         assert len(tokens_T) == self.order.pad(len(tokens_T)), "rows are padded by RowOrder.pad"
         norms, num = self._norms, self.spec.num_streams
-        embedded_TD = self._embedding_fc(norms["embedding_norm"](self._embedding(tokens_T)))
+        embedded_TD = norms["embedding_norm"].add(self._embedding(tokens_T), None)[1]
+        embedded_TD = self._embedding_fc(embedded_TD)
         streams = [
-            embedded_TD + self._feature_fc(norms["feature_norm"](feature_TD.contiguous()))
+            embedded_TD + self._feature_fc(norms["feature_norm"].add(feature_TD, None)[1])
             for feature_TD in features_TF.chunk(num, 1)
         ]
         streams_TMD = torch.stack(streams, 1)
         angles = self._rope.at(positions_T)
         for layer in self._stream_layers:
             streams_TMD = layer(streams_TMD, tokens_T, angles, attend)
-        return norms["norm"](self._collapse(streams_TMD)[0]), streams_TMD.flatten(1)
+        return self._collapse.sum(streams_TMD, norms["norm"])[0], streams_TMD.flatten(1)
 
 
 def head_class(spec: HeadSpec) -> type[DraftHead]:
