@@ -23,7 +23,7 @@ from eyas.engine.handover.messages import CLAIM_BYTES, Claim, Done, Grant, Link
 from tests.laws.cases import assert_same
 from tests.laws.pairs import Pair, new_pair
 from tests.laws.test_drafter_law import _grid_answers, _grid_case
-from tests.laws.world import IN_WINDOWS, Setting, new_engine, run
+from tests.laws.world import Setting, new_engine, run
 
 SETTING = Setting(max_model_len=64, num_slots=512)
 PROMPT = [97, 101, 116, 32, 49, 50, 97, 98, 99, 110, 111, 101]
@@ -206,13 +206,6 @@ def test_runs_cover_slots_in_order() -> None:
     slots = np.array([5, 6, 7, 2, 3, 9])
     assert list(runs_of(slots)) == [(0, 5, 3), (3, 2, 2), (5, 9, 1)]
     assert list(runs_of(slots[:0])) == []
-
-
-def test_models_whose_prompts_cannot_be_moved_are_refused_by_name() -> None:
-    for layers in ("state", IN_WINDOWS):
-        engine = new_engine(Setting(layers=layers, max_model_len=64))
-        with pytest.raises(ValueError, match=r"handover\.role: Qwen3ForCausalLM has layers"):
-            HandoverEngine(engine, HandoverConfig(role="decode"))
 
 
 def test_settings_that_cannot_be_used_are_refused() -> None:

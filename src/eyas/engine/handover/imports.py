@@ -17,9 +17,11 @@ import numpy as np
 import torch
 
 from eyas.cache.manager import Lease
+from eyas.cache.slots import NO_SLOTS
 from eyas.config import HandoverConfig
 from eyas.constraint import Grammar
 from eyas.core import KVHandle, Request
+from eyas.engine.handover.memory import Places
 from eyas.engine.handover.messages import (
     GRANT_BYTES,
     Claim,
@@ -40,15 +42,19 @@ MAX_THREADS = 16
 class Import:
     """A request whose prompt is read.
 
-    lease, slots: where the positions from `first` on get to, once they are reserved. free_at: event
-    after which the slots may be written. result: the grant.
+    lease, slots, places: where the positions from `first` on get to, once they are reserved. parts:
+    `slots` as they were reserved. snapshot: where the state after the prompt gets to; None if it has
+    none. free_at: event after which they may be written. result: the grant.
     """
 
     request: Request
     grammar: Grammar | None
     digest: str
     lease: Lease | None = None
-    slots: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    slots: np.ndarray = field(default_factory=lambda: NO_SLOTS)
+    parts: list[np.ndarray] = field(default_factory=list)
+    places: Places = field(default_factory=lambda: (NO_SLOTS, NO_SLOTS, NO_SLOTS))
+    snapshot: int | None = None
     first: int = 0
     free_at: torch.cuda.Event | None = None
     result: Future[Grant] | None = None
@@ -120,6 +126,6 @@ class Importer:
             raise HandoverError(answer.reason, answer.code)
         if not isinstance(answer, Grant):
             raise OSError("a claim was not answered")
-        self._transport.take(link, answer.description, job.slots)
+        self._transport.take(link, answer.description, job.places)
         link.send(Done())
         return answer

@@ -42,7 +42,8 @@ MAX_CONNECTIONS = 64
 class Offer:
     """A held prompt.
 
-    lease: locks its slots. slots: of its positions but the last, whose root the decode server runs.
+    lease: locks its slots, window slots and snapshot. slots: of its positions but the last, whose root
+    the decode server runs.
     num_made: leading positions with rows of the drafting network. stored: when the slots hold all.
     num_readers: conversations that read it. is_over: handed over.
     """
@@ -184,8 +185,9 @@ class OfferServer:
             if checked.stored is not None:
                 checked.stored.synchronize()
             slots = checked.slots[claim.first :]
-            link.send(Grant(checked.num_made, self._transport.describe(slots)))
-            self._transport.give(link, slots)
+            places = self._memory.places(slots, checked.lease.snapshot)
+            link.send(Grant(checked.num_made, self._transport.describe(places)))
+            self._transport.give(link, places)
             is_over = isinstance(link.receive(), Done)
         finally:
             if offer is not None:
@@ -198,7 +200,7 @@ class OfferServer:
         if claim.layout != self._memory.layout:
             raise HandoverError(
                 "the two servers store prompts in different ways; start both with the same model, "
-                "number formats and drafter",
+                "number formats and drafter, and a model with windows with about as many slots",
                 invalid,
             )
         if claim.transport != self._transport.name:
