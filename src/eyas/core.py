@@ -257,14 +257,16 @@ def check_min_tokens(num_prompt_tokens: int, params: SamplingParams, max_model_l
 class KVHandle(msgspec.Struct, frozen=True, kw_only=True):
     """Where a prefill server holds the keys and values of a prompt for a decode server.
 
-    engine_id: of the engine that holds them. host, port: where it is asked for them. key: names the
-    prompt there; a random number that nobody can guess.
+    engine_id: of the engine that holds them; empty if the router has named the prompt. host, port:
+    where it is asked for them. key: names the prompt there; a random number that nobody can guess.
+    is_awaited: the router has named the prompt, which may not be computed yet.
     """
 
     engine_id: str
     host: str
     port: int
     key: str
+    is_awaited: bool = False
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -289,6 +291,8 @@ class Request(msgspec.Struct, kw_only=True):
     choice."""
     offers_kv: bool = False
     """Whether the keys and values of the prompt are held for a decode server when the request ends."""
+    kv_key: str | None = None
+    """The name of the prompt that is held, if the router has named it; else it gets a random one."""
     kv_handle: KVHandle | None = None
     """Where the keys and values of the prompt are read before the request runs."""
 

@@ -95,19 +95,42 @@ class HandoverEngine:
             self._waiting.append(Import(request, grammar, digest))
             self._can_start = True
             return
-        if request.offers_kv and not self._has_room(request):
-            raise HandoverError(NO_ROOM)
+        if request.offers_kv:
+            self._check_offer(request)
         self._engine.add(_plain(request), grammar)
         if request.offers_kv:
             self._offering[request.id] = request
+
+    def _check_offer(self, request: Request) -> None:
+        """Raise HandoverError if the prompt of a request cannot be held."""
+        key, others = request.kv_key, self._named()
+        if key is not None and (key in others or self.offers.has(key)):
+            raise HandoverError("another prompt has this room", "kv_handle_invalid", has_room=True)
+        if not self._has_room(request):
+            self._fail(request)
+            raise HandoverError(NO_ROOM, has_room=key is not None)
+
+    def _named(self) -> set[str | None]:
+        """The names that routers have given to prompts that are being computed."""
+        finishing = (request for _, request in self._finishing)
+        return {request.kv_key for request in (*self._offering.values(), *finishing)}
+
+    def _fail(self, request: Request) -> None:
+        """Tell who waits for the prompt of a request that it will not be held."""
+        if request.kv_key is not None:
+            self.offers.fail(request.kv_key)
 
     def abort(self, request_id: str) -> None:
         """End a request now. An unknown id is not an error."""
         self._waiting = deque(job for job in self._waiting if job.request.id != request_id)
         if (job := self._reading.get(request_id)) is not None:
             job.abort()
+        ended = [request for _, request in self._finishing if request.id == request_id]
         self._finishing = [pair for pair in self._finishing if pair[1].id != request_id]
-        self._offering.pop(request_id, None)
+        if (offering := self._offering.pop(request_id, None)) is not None:
+            ended.append(offering)
+        for request in ended:
+            self._fail(request)
         self._engine.abort(request_id)
 
     def check_ranks(self) -> None:
@@ -184,6 +207,7 @@ class HandoverEngine:
             if delta.finish_reason in ("stop", "length"):
                 self._finishing.append((delta, request))
             else:
+                self._fail(request)
                 self._ready.append(delta)
 
     def _offer_finished(self) -> None:
@@ -192,12 +216,14 @@ class HandoverEngine:
         for delta, request in self._finishing:
             handle = self._hold(request) if self._has_room(request) else None
             if handle is not None:
-                delta.kv_handle = handle
+                delta.kv_handle = handle if request.kv_key is None else None
                 self._ready.append(delta)
             elif self._engine.has_work():
                 unheld.append((delta, request))  # its slots return when the last flight lands
             else:
-                self._ready.append(_failed(request, 0, HandoverError(NOT_HELD)))
+                self._fail(request)
+                error = HandoverError(NOT_HELD, has_room=request.kv_key is not None)
+                self._ready.append(_failed(request, 0, error))
         self._finishing = unheld
 
     def _hold(self, request: Request) -> KVHandle | None:
@@ -220,7 +246,7 @@ class HandoverEngine:
             stored,
             time.monotonic() + self._config.hold_seconds,
         )
-        key = secrets.token_hex(16)
+        key = request.kv_key or secrets.token_hex(16)
         self.offers.add(key, offer)
         return KVHandle(engine_id=self._id, host=self._config.host, port=server.port, key=key)
 
@@ -308,7 +334,7 @@ class HandoverEngine:
 
 def _plain(request: Request) -> Request:
     """Return a request as an engine without a role takes it."""
-    return msgspec.structs.replace(request, offers_kv=False, kv_handle=None)
+    return msgspec.structs.replace(request, offers_kv=False, kv_key=None, kv_handle=None)
 
 
 def _failed(request: Request, index: int, failure: BaseException) -> Delta:
