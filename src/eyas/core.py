@@ -348,7 +348,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     length: int
 
 
-DraftFate = Literal["root", "accepted", "refused", "unused"]
+DraftFate = Literal["root", "accepted", "chosen", "refused", "unused"]
 
 
 class DraftNode(msgspec.Struct, frozen=True, array_like=True):
@@ -356,8 +356,9 @@ class DraftNode(msgspec.Struct, frozen=True, array_like=True):
 
     parent: its number in the tree, -1 for the root. source: the drafter that proposed it, "" for the
     root. score: the sum of the drafter's log-probabilities from the root; None if it gives none.
-    fate: "refused" by the output's grammar, "accepted", or "unused" (the walk did not enter it: the
-    model chose another token there or above, its mask was not ready, or nothing can follow it).
+    fate: "refused" by the output's grammar, "accepted", "chosen" (the model chose its token, but the
+    walk did not enter it: nothing can follow it, or its mask was not ready), or "unused" (the model
+    chose another token there or above).
     """
 
     token_id: int
