@@ -97,7 +97,11 @@ class HandoverEngine:
             return
         if request.offers_kv:
             self._check_offer(request)
-        self._engine.add(_plain(request), grammar)
+        try:
+            self._engine.add(_plain(request), grammar)
+        except Exception:
+            self._fail(request)
+            raise
         if request.offers_kv:
             self._offering[request.id] = request
 

@@ -200,7 +200,11 @@ class OfferServer:
             self._free.release()
 
     def _hand_over(self, link: Link) -> None:
-        claim = link.receive()
+        try:
+            claim = link.receive()
+        except ConnectionError:
+            log.debug("a connection was closed before it asked for a prompt")  # as routers probe
+            return
         if not isinstance(claim, Claim):
             raise OSError("a conversation that does not begin with a claim")
         if claim.waits:
