@@ -1,5 +1,5 @@
 """Run the tests of tests/clients: other projects' clients, unmodified, against one `eyas serve`, and
-routers in front of two.
+routers in front of two, and of a prefill and a decode server.
 
 `python tools/run_clients.py [NAME ...]` installs each client with the versions of
 tests/clients/locks/NAME.txt into `.venv-clients/NAME`, starts a server of the built-in model and runs
@@ -17,6 +17,7 @@ import ast
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ OPTIONS = ("--port", "0", "--threads", "1", "--stall-timeout", "300", "--grammar
 START_SECONDS, TEST_SECONDS = 300, 600
 NUM_INSTALLED_AT_ONCE = 2
 ROUTERS = ("smg",)
-"""Clients that stand between clients and two servers."""
+"""Clients that stand between clients and several servers."""
 QUIET = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
 """Clients look nothing up while they are tested."""
 
@@ -206,12 +207,33 @@ def _address(process: subprocess.Popen[str], lines: list[str]) -> str:
     raise RuntimeError(f"the server is not ready after {START_SECONDS} seconds")
 
 
-def test(client: Client, urls: Sequence[str]) -> str:
-    """Run a client's tests against one server, or a router's in front of two. Returns pytest's closing
-    line; RuntimeError if a test failed or was skipped."""
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def start_servers(stack: ExitStack, *, for_routers: bool) -> dict[str, str]:
+    """Start the servers that tests need, until `stack` is closed. Return the options that say where
+    they are."""
+    options = {"--server-url": stack.enter_context(server())}
+    if for_routers:
+        port = str(free_port())
+        prefill, decode = ("--role", "prefill", "--kv-port", port), ("--role", "decode")
+        options |= {
+            "--second-server-url": stack.enter_context(server()),
+            "--prefill-server-url": stack.enter_context(server(*prefill)),
+            "--prefill-kv-port": port,
+            "--decode-server-url": stack.enter_context(server(*decode)),
+        }
+    return options
+
+
+def test(client: Client, servers: Mapping[str, str]) -> str:
+    """Run a client's tests against one server, or a router's in front of several. servers: from
+    `start_servers`. Returns pytest's closing line; RuntimeError if a test failed or was skipped."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [client.python, *PYTEST, str(client.tests), *_addresses(client, urls)],
+        [client.python, *PYTEST, str(client.tests), *_addresses(client, servers)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -227,18 +249,16 @@ def test(client: Client, urls: Sequence[str]) -> str:
     return closing
 
 
-def _addresses(client: Client, urls: Sequence[str]) -> list[str]:
-    addresses = ["--server-url", urls[0]]
-    if client.name in ROUTERS:
-        addresses += ["--second-server-url", urls[1]]
-    return addresses
+def _addresses(client: Client, servers: Mapping[str, str]) -> list[str]:
+    wanted = servers if client.name in ROUTERS else ("--server-url",)
+    return [word for option in wanted for word in (option, servers[option])]
 
 
-def outcome(client: Client, installed: Future[None], urls: Sequence[str]) -> str:
+def outcome(client: Client, installed: Future[None], servers: Mapping[str, str]) -> str:
     """Return the closing line of a client's tests, or say what went wrong, with its output."""
     try:
         installed.result()
-        return test(client, urls)
+        return test(client, servers)
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
         print(f"----- {client.name}\n{error}\n-----", flush=True)
         return "FAILED"
@@ -255,11 +275,11 @@ def main() -> int:
     with ThreadPoolExecutor(NUM_INSTALLED_AT_ONCE) as installing:
         prepare = lock if options.lock else install
         prepared = [installing.submit(prepare, client) for client in chosen]
-        num_servers = 2 if any(client.name in ROUTERS for client in chosen) else 1
         with ExitStack() as stack:
-            urls = [stack.enter_context(server()) for _ in range(num_servers)]
+            has_routers = any(client.name in ROUTERS for client in chosen)
+            servers = start_servers(stack, for_routers=has_routers)
             for client, installed in zip(chosen, prepared, strict=True):
-                outcomes[client.name] = outcome(client, installed, urls)
+                outcomes[client.name] = outcome(client, installed, servers)
     for client in chosen:
         print(f"{client.name:<14} {client.version:<12} {outcomes[client.name]}")
     return int("FAILED" in outcomes.values())

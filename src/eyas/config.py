@@ -265,7 +265,8 @@ class HandoverConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     host, port: where a prefill server is asked for them, an address that decode servers reach; port 0
     chooses a free one.
     peers: hosts of prefill servers that a decode server reads from.
-    hold_seconds: how long a prompt is held for a decode server.
+    hold_seconds: how long a prompt is held for a decode server, and how long a decode server waits for
+    a prompt that a router has named.
     timeout_seconds: time limit for moving the keys and values of one prompt.
     """
 

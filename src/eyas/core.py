@@ -257,14 +257,16 @@ def check_min_tokens(num_prompt_tokens: int, params: SamplingParams, max_model_l
 class KVHandle(msgspec.Struct, frozen=True, kw_only=True):
     """Where a prefill server holds the keys and values of a prompt for a decode server.
 
-    engine_id: of the engine that holds them. host, port: where it is asked for them. key: names the
-    prompt there; a random number that nobody can guess.
+    engine_id: of the engine that holds them; empty if the router has named the prompt. host, port:
+    where it is asked for them. key: names the prompt there; a random number that nobody can guess.
+    is_awaited: the router has named the prompt, which may not be computed yet.
     """
 
     engine_id: str
     host: str
     port: int
     key: str
+    is_awaited: bool = False
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -289,6 +291,8 @@ class Request(msgspec.Struct, kw_only=True):
     choice."""
     offers_kv: bool = False
     """Whether the keys and values of the prompt are held for a decode server when the request ends."""
+    kv_key: str | None = None
+    """The name of the prompt that is held, if the router has named it; else it gets a random one."""
     kv_handle: KVHandle | None = None
     """Where the keys and values of the prompt are read before the request runs."""
 
@@ -344,7 +348,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     length: int
 
 
-DraftFate = Literal["root", "accepted", "refused", "unused"]
+DraftFate = Literal["root", "accepted", "chosen", "refused", "unused"]
 
 
 class DraftNode(msgspec.Struct, frozen=True, array_like=True):
@@ -352,8 +356,9 @@ class DraftNode(msgspec.Struct, frozen=True, array_like=True):
 
     parent: its number in the tree, -1 for the root. source: the drafter that proposed it, "" for the
     root. score: the sum of the drafter's log-probabilities from the root; None if it gives none.
-    fate: "refused" by the output's grammar, "accepted", or "unused" (the walk did not enter it: the
-    model chose another token there or above, its mask was not ready, or nothing can follow it).
+    fate: "refused" by the output's grammar, "accepted", "chosen" (the model chose its token, but the
+    walk did not enter it: nothing can follow it, or its mask was not ready), or "unused" (the model
+    chose another token there or above).
     """
 
     token_id: int

@@ -138,3 +138,19 @@ def test_no_snapshot_is_lost_or_stands_for_another_text(
         assert np.unique(lease.slots[: lease.num_stored]).size == lease.num_stored
         running.append((lease, tokens))
         cache.check()
+
+
+def test_a_snapshot_that_is_held_is_not_given_up() -> None:
+    cache = CacheManager(NUM_SLOTS, num_snapshots=1)
+    text, other = TEXT[:21], [5, *TEXT[50:60]]
+    cache.release(run(cache, text), text)
+    held = cache.admit(text, 200)
+    cache.hold_snapshot(held)
+    assert cache.most_read == 1
+    cache.release(run(cache, other), other)
+    assert [cache.admit(tokens, 200).num_stored for tokens in (text, other)] == [20, 0]
+    cache.check()
+    cache.release(held, text)
+    cache.release(run(cache, other), other)
+    assert cache.admit(other, 200).num_stored == 10
+    cache.check()

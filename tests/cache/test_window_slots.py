@@ -71,3 +71,26 @@ def test_window_slots_go_to_the_prefix_that_has_lost_its_own() -> None:
     cache.check()
     found = cache.admit([*text, 99], 50)
     assert found.num_stored == 20 and cache.stats().num_cached == 20
+
+
+def test_positions_that_are_read_have_window_slots_where_the_next_query_sees_them() -> None:
+    cache = CacheManager(60, windows=(10, 4))
+    text = list(range(30))
+    begun = cache.admit(text, 50)
+    store(cache, begun, 5)
+    cache.release(begun, text[:5])
+    for is_read in (False, True):
+        lease = cache.admit(text, 50)
+        assert lease.num_stored == 5 and cache.has_room(24, 0)
+        parts = cache.reserve_read(lease, 24)
+        cache.check()
+        assert [len(part) for part in parts] == [21, 3]
+        for part in parts:
+            cache.commit(lease, part, part if is_read else part[:0])
+            cache.check()
+        cache.release(lease, text[:29])
+        cache.check()
+    again = cache.admit(text, 50)
+    assert again.num_stored == 29 and cache.windows is not None
+    assert cache.windows.usable(again.slots[:28]) == 5
+    assert cache.most_read == 1

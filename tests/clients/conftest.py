@@ -13,11 +13,15 @@ import urllib.request
 import pytest
 
 OPTION, SECOND = "--server-url", "--second-server-url"
+PREFILL, KV_PORT, DECODE = "--prefill-server-url", "--prefill-kv-port", "--decode-server-url"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(OPTION, help="address of a running `eyas serve`, without /v1")
     parser.addoption(SECOND, help="address of another one, for routers")
+    parser.addoption(PREFILL, help="address of one with --role prefill, for routers")
+    parser.addoption(KV_PORT, help="its --kv-port")
+    parser.addoption(DECODE, help="address of one with --role decode, for routers")
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +40,16 @@ def server_urls(request: pytest.FixtureRequest, server_url: str) -> list[str]:
     if url is None:
         pytest.skip("needs two servers: `make clients` starts them")
     return [server_url, str(url).rstrip("/")]
+
+
+@pytest.fixture(scope="session")
+def pair(request: pytest.FixtureRequest) -> tuple[str, str, str]:
+    """The address of a prefill server, its --kv-port, and the address of a decode server."""
+    given = [request.config.getoption(option, None) for option in (PREFILL, KV_PORT, DECODE)]
+    if None in given:
+        pytest.skip("needs a prefill and a decode server: `make clients` starts them")
+    prefill, port, decode = map(str, given)
+    return prefill.rstrip("/"), port, decode.rstrip("/")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""smg: a router in front of two servers: streams, structured output, errors, prefix affinity.
+"""smg: a router in front of two servers, or a prefill and a decode server: streams, errors, affinity.
 
 SMG finds out by itself what the servers are: it reads /v1/models, /server_info, /model_info and
 /v1/loads.
@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,15 @@ def get(url: str) -> Any:
         return json.load(answer)
 
 
-@pytest.fixture(scope="module")
-def router_url(server_urls: list[str]) -> Iterator[str]:
-    """The address of a router that has registered both servers."""
+@contextmanager
+def routing(*servers: str) -> Iterator[str]:
+    """The address of a router that has registered both of its servers. servers: the options that name
+    them."""
     url = f"http://127.0.0.1:{free_port()}"
     command = [
         *(str(SMG), "launch", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]),
         *("--policy", "cache_aware", "--log-level", "error", "--prometheus-port", str(free_port())),
-        *("--health-check-endpoint", "/ready", "--worker-urls", *server_urls),
+        *("--health-check-endpoint", "/ready", *servers),
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
@@ -55,7 +57,7 @@ def router_url(server_urls: list[str]) -> Iterator[str]:
                 workers = get(f"{url}/workers")["workers"]
             except (urllib.error.URLError, TimeoutError):
                 workers = []
-            if sum(worker["is_healthy"] for worker in workers) == len(server_urls):
+            if sum(worker["is_healthy"] for worker in workers) == 2:
                 break
             time.sleep(0.2)
         else:
@@ -68,6 +70,21 @@ def router_url(server_urls: list[str]) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@pytest.fixture(scope="module")
+def router_url(server_urls: list[str]) -> Iterator[str]:
+    """The address of a router in front of two servers."""
+    with routing("--worker-urls", *server_urls) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def pair_url(pair: tuple[str, str, str]) -> Iterator[str]:
+    """The address of a router in front of a prefill and a decode server."""
+    prefill, port, decode = pair
+    with routing("--pd-disaggregation", "--prefill", prefill, port, "--decode", decode) as url:
+        yield url
 
 
 @pytest.fixture
@@ -143,3 +160,27 @@ def test_prompts_that_begin_alike_reach_one_server(
         time.sleep(0.1)
         asked = [num_prompt_tokens(url) - old for url, old in zip(server_urls, before, strict=True)]
     assert min(asked) == 0
+
+
+def test_a_pair_answers_as_one_server(
+    pair_url: str, pair: tuple[str, str, str], server_url: str, model: str
+) -> None:
+    before = num_prompt_tokens(pair[0])
+    shown: list[list[Any]] = []
+    for url in (server_url, pair_url):
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api:
+            question = f"Name a random city, please. {RULES[:99]}"
+            answer = chat(api, model, question, seed=5, n=2)
+            constrained = chat(api, model, question, seed=5, extra_body={"regex": "Oslo, [a-z]{4}"})
+            events = list(chat(api, model, question, seed=5, stream=True))
+            text = "".join(e.choices[0].delta.content or "" for e in events if e.choices)
+            completion = api.completions.create(
+                model=model, prompt=["The Rhine", "A city:"], max_tokens=8, seed=2
+            )
+            choices = [*answer.choices, *constrained.choices, *completion.choices]
+            shown.append([text, *(choice.model_dump() for choice in choices)])
+            with pytest.raises(openai.BadRequestError, match="regex"):
+                chat(api, model, question, extra_body={"regex": "(Paris|Oslo"})
+    assert shown[0] == shown[1]
+    while num_prompt_tokens(pair[0]) == before:  # the counters are those of the last heartbeat
+        time.sleep(0.1)

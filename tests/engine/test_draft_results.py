@@ -65,3 +65,16 @@ def test_a_record_has_the_same_fates_whether_refused_nodes_left_the_tree_or_not(
         fates = [node.fate for node in record.nodes]
         assert fates == ["root", "refused", "accepted", "accepted", "refused"]
         assert [node.source for node in record.nodes] == ["", "b", "a", "a", "b"]
+
+
+def test_a_chosen_token_that_was_drafted_and_not_walked_into_is_told() -> None:
+    """The end of an output is no node of the verified tree if the grammar has ended before it."""
+    proposed = ProposedTree([1, 3, 9, 9], [-1, 0, 1, 0], None, None)
+    flight: Any = SimpleNamespace(drafter=SimpleNamespace(sources=("a",)), masks=None)
+    whole = Outcome(0, 2, [3, 9], [0, 1], 4, proposed.parents, None, None)
+    for taken, fates in (
+        ([3, 9], ["root", "accepted", "chosen", "unused"]),
+        ([3], ["root", "accepted", "unused", "unused"]),
+    ):
+        record = record_tree(flight, whole, proposed, taken)
+        assert [node.fate for node in record.nodes] == fates

@@ -78,6 +78,17 @@ def test_refused_nodes_are_in_the_record(llm: LLM) -> None:
                 assert node.fate == "refused"
 
 
+def test_the_end_of_an_output_is_chosen_where_it_was_drafted(llm: LLM) -> None:
+    spec = OutputSpec(root=Regex("(Paris|Amsterdam)"), param="regex")
+    text = "What is the capital of France?"
+    trees = records(
+        run(llm, request(llm, "asks", text, with_draft_trees=True, output=spec))["asks"]
+    )
+    *_, last = trees
+    assert [node.token_id for node in last.nodes if node.fate == "chosen"] == last.token_ids[-1:]
+    assert last.token_ids[-1] in llm.info.eos_token_ids
+
+
 def test_a_limit_of_nodes_changes_no_token(llm: LLM) -> None:
     text = "Who wrote Hamlet?"
     limits: tuple[int | None, ...] = (None, 1, 3)

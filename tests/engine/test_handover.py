@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from eyas.config import CacheConfig, EngineConfig, HandoverConfig
-from eyas.core import KVHandle, Request, RequestError, SamplingParams
+from eyas.core import Delta, KVHandle, Request, RequestError, SamplingParams
 from eyas.draft import RootDrafter
 from eyas.engine.handover import HandoverEngine
 from eyas.engine.handover import engine as handover
 from eyas.engine.handover.memory import runs_of
 from eyas.engine.handover.messages import CLAIM_BYTES, Claim, Done, Grant, Link
 from tests.laws.cases import assert_same
-from tests.laws.pairs import Pair, new_pair
+from tests.laws.pairs import PATIENCE_SECONDS, Pair, Side, new_pair
 from tests.laws.test_drafter_law import _grid_answers, _grid_case
-from tests.laws.world import IN_WINDOWS, Setting, new_engine, run
+from tests.laws.world import Answer, Setting, new_engine, run
 
 SETTING = Setting(max_model_len=64, num_slots=512)
 PROMPT = [97, 101, 116, 32, 49, 50, 97, 98, 99, 110, 111, 101]
@@ -189,6 +189,68 @@ def test_a_decode_server_that_dies_leaves_the_prompt_to_another(pair: Pair) -> N
     pair.prefill.settle()
 
 
+def in_room(request: Request, pair: Pair, room: str) -> tuple[Request, Request]:
+    """The two requests of a router that sends one to both engines: for the prefill and the decode
+    engine."""
+    server = pair.prefill.engine._server
+    assert server is not None
+    handle = KVHandle(engine_id="", host="127.0.0.1", port=server.port, key=room, is_awaited=True)
+    return (
+        msgspec.structs.replace(request, offers_kv=True, kv_key=room),
+        msgspec.structs.replace(request, kv_handle=handle),
+    )
+
+
+def finish(side: Side) -> tuple[Answer, Delta]:
+    """Step until the only request of an engine has ended: its answer, and its last delta."""
+    answer = Answer()
+    while True:
+        if not side.engine.has_work():
+            assert side.woken.wait(PATIENCE_SECONDS)
+        side.woken.clear()
+        for delta in side.engine.step():
+            answer.absorb(delta)
+            if delta.finish_reason is not None:
+                return answer, delta
+
+
+def test_a_prompt_with_a_room_is_asked_for_before_it_is_computed(pair: Pair) -> None:
+    request = asked("met", PROMPT[::-1], logprobs=2)
+    offering, taking = in_room(request, pair, "room 1")
+    pair.decode.engine.add(taking)
+    pair.decode.engine.step()  # it asks now
+    pair.prefill.engine.add(offering)
+    with pytest.raises(RequestError, match="another prompt has this room") as error:
+        pair.prefill.engine.add(msgspec.structs.replace(offering, id="other"))
+    assert (error.value.code, error.value.param) == ("kv_handle_invalid", "bootstrap_room")
+    _, last = finish(pair.prefill)
+    assert last.finish_reason == "length" and last.kv_handle is None
+    answer, taken = finish(pair.decode)
+    assert answer == run(new_engine(SETTING), [request])["met", 0]
+    assert taken.usage is not None and taken.usage.num_cached_tokens == len(PROMPT) - 1
+    pair.prefill.settle()
+    pair.decode.settle()
+
+
+def test_who_waits_for_a_prompt_is_told_that_it_will_not_come(pair: Pair) -> None:
+    offering, taking = in_room(asked("left", PROMPT[3:]), pair, "room 2")
+    pair.prefill.engine.add(offering)
+    pair.decode.engine.add(taking)
+    pair.decode.engine.step()
+    pair.prefill.engine.abort("left")
+    _, last = finish(pair.decode)
+    assert last.code == "kv_unavailable" and last.param == "bootstrap_room"
+    assert last.error is not None and "to both again" in last.error
+    pair.prefill.settle()
+    pair.decode.settle()
+
+
+def test_nobody_waits_for_a_room_longer_than_prompts_are_held() -> None:
+    with new_pair(SETTING, root, hold_seconds=0.2) as pair:
+        _, taking = in_room(asked(), pair, "room 3")
+        assert ended(pair, taking)[0] == "kv_unavailable"
+
+
 def test_no_server_there_is_told() -> None:
     with new_pair(SETTING, root) as pair:
         request = pair.taking(asked())
@@ -206,13 +268,6 @@ def test_runs_cover_slots_in_order() -> None:
     slots = np.array([5, 6, 7, 2, 3, 9])
     assert list(runs_of(slots)) == [(0, 5, 3), (3, 2, 2), (5, 9, 1)]
     assert list(runs_of(slots[:0])) == []
-
-
-def test_models_whose_prompts_cannot_be_moved_are_refused_by_name() -> None:
-    for layers in ("state", IN_WINDOWS):
-        engine = new_engine(Setting(layers=layers, max_model_len=64))
-        with pytest.raises(ValueError, match=r"handover\.role: Qwen3ForCausalLM has layers"):
-            HandoverEngine(engine, HandoverConfig(role="decode"))
 
 
 def test_settings_that_cannot_be_used_are_refused() -> None:

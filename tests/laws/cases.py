@@ -218,7 +218,7 @@ def restless_paced(inner: Drafter) -> PacedDrafter:
     shapes = usual_shapes(shape)
     pace = Pace([*shapes, shape], Costs((1,), (1.0,)), Costs((1,), (0.2,)))
     turns = itertools.cycle(pace.shapes)
-    pace.choose = lambda num_sequences: next(turns)  # type: ignore[method-assign]
+    pace.choose = lambda num_sequences, num_prompt_rows=0: next(turns)  # type: ignore[method-assign]
     return PacedDrafter(inner, pace)
 
 

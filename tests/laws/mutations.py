@@ -741,6 +741,23 @@ MUTATIONS = [
         "tests/engine/test_handover.py::test_a_handle_of_another_prompt_is_refused_and_stays_good",
     ),
     Mutation(
+        "what a window shows moves from the beginning of a prompt",
+        "engine/handover/memory.py",
+        "SlotMemory.places",
+        "slots[max(0, len(slots) - windows.reach) :]",
+        "slots[: windows.reach]",
+        "tests/laws/test_handover_law.py::test_what_a_window_shows_of_a_long_prompt_moves_alone",
+    ),
+    Mutation(
+        "the state after a prompt stays where it was computed",
+        "engine/handover/memory.py",
+        "SlotMemory.places",
+        "snapshot is not None and len(slots)",
+        "snapshot is None and len(slots)",
+        "tests/laws/test_handover_law.py::"
+        "test_a_pair_answers_as_one_engine_over_other_layers[state-mtp tree]",
+    ),
+    Mutation(
         "what a head reads of the target stays where the prompt was computed",
         "draft/network.py",
         "HeadNetwork.slot_tensors",

@@ -20,12 +20,15 @@ from tests.laws.cases import (
     walk_text,
 )
 from tests.laws.pairs import Pair, Side, new_pair
-from tests.laws.test_drafter_law import THOROUGH, _grid_answers, _grid_case
-from tests.laws.world import Answers, Setting, dtypes, new_engine, run
+from tests.laws.test_batch_law import LENGTH
+from tests.laws.test_drafter_law import THOROUGH, _grid_answers, _grid_case, grid_requests
+from tests.laws.world import IN_WINDOWS, Answers, Setting, dtypes, new_engine, run
 from tests.thorough import drawn
 
 DRAFTERS = ("root", "ngram", "eagle tree", "eagle3 chain", "mtp chain", "same model", "forced")
 MORE = ("blend with a head", "paced head", "forced with a paced head", "other model tree")
+
+OTHER_LAYERS = (("state", "mtp tree"), (IN_WINDOWS, "mtp chain"), ("compressed", "mtp chain"))
 
 
 def run_pair(case: Case, pair: Pair) -> Answers:
@@ -50,6 +53,56 @@ def test_a_pair_answers_as_one_engine(drafter: str) -> None:
         pair.prefill.settle()
         pair.decode.settle()
         assert pair.decode.inner.stats().num_preemptions
+
+
+@pytest.mark.parametrize(("layers", "drafter"), OTHER_LAYERS)
+def test_a_pair_answers_as_one_engine_over_other_layers(layers: str, drafter: str) -> None:
+    """States of sequences and slots of windows move along, in chunks of a prompt and after hits."""
+    tight = Setting(
+        dtype=dtypes()[-1],
+        layers=layers,
+        max_model_len=LENGTH,
+        num_slots=LENGTH + 12,
+        max_batch_tokens=24,
+        flights=1,
+    )
+    # Window slots are few where chunks are small, and the prefill engine holds all prompts at once.
+    rows = 128 if layers == IN_WINDOWS else 24
+    prefill = replace(tight, num_slots=2048, max_batch_tokens=rows)
+    case = Case(drafter, 5, grid_requests(), (0, 0, 2, 3, 3, 4, 4), tight, rounds=2)
+    expected, known = root_answers(case)
+    with new_pair(
+        tight,
+        lambda setting: new_drafter(replace(case, setting=setting), known),
+        prefill=prefill,
+    ) as pair:
+        for _ in range(case.rounds):
+            assert_same(run_pair(case, pair), expected)
+        for side in (pair.prefill, pair.decode):
+            side.settle()
+            assert side.inner.stats().num_prefix_hit_tokens
+        assert pair.decode.inner.stats().num_preemptions
+
+
+def test_what_a_window_shows_of_a_long_prompt_moves_alone() -> None:
+    """The prefill engine has recycled the window slots of the prompt's beginning."""
+    setting = Setting(layers=IN_WINDOWS, max_model_len=LENGTH, max_batch_tokens=16)
+    case = Case("mtp chain", 3, (), (), setting)
+    prompts = [walk_text(start, 110, [0, 0, 1]) for start in (97, 101)]
+    params = SamplingParams(temperature=0.7, max_tokens=9, seed=4, logprobs=1)
+    with new_pair(
+        setting, lambda chosen: new_drafter(replace(case, setting=chosen), {}), prefill=setting
+    ) as pair:
+        for number, prompt in enumerate(prompts):
+            request = Request(id=str(number), prompt_token_ids=prompt, params=params)
+            alone = run(new_engine(setting, new_drafter(case, {})), [request])
+            answers, (last,) = pair.decode.run([pair.taking(request)])
+            assert answers == alone and last.usage is not None
+            assert last.usage.num_cached_tokens == len(prompt) - 1
+            pair.prefill.settle()
+        windows = pair.prefill.inner.cache.windows
+        assert windows is not None and windows.num_recycled
+        pair.decode.settle()
 
 
 @seed(26)

@@ -44,7 +44,7 @@ def test_a_client_that_cannot_be_installed_stops_no_other(
         install(broken)
     except RuntimeError as error:
         installed.set_exception(error)
-    assert outcome(broken, installed, "http://unused") == "FAILED"
+    assert outcome(broken, installed, {"--server-url": "http://unused"}) == "FAILED"
     assert "----- openai" in capsys.readouterr().out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import NEEDS_CHECKPOINT, serving
-from tests.server.pair_proxy import compute_prompt, through_both
+from tests.server.pair_proxy import compute_prompt, through_both, to_both
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "Name a city and the river that it lies on."}]
@@ -47,14 +48,21 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
 ]
+TWO_PROMPTS = (TEXT, {"prompt": ["The Rhine", "A city:"], "max_tokens": 12, "seed": 3})
 
 pytestmark = NEEDS_CHECKPOINT
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[str, str]]:
+def kv_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def pair(kv_port: int) -> Iterator[tuple[str, str]]:
     with ExitStack() as stack:
-        prefill = stack.enter_context(serving("--role", "prefill"))
+        prefill = stack.enter_context(serving("--role", "prefill", "--kv-port", str(kv_port)))
         yield prefill, stack.enter_context(serving("--role", "decode"))
 
 
@@ -76,6 +84,34 @@ def test_a_pair_answers_as_one_server(
     alone = shown(httpx.post(live_url + path, json=body, timeout=300))
     for _ in range(2):  # the second time the prompt is cached on both sides
         assert shown(through_both(*pair, path, body)) == alone
+
+
+@pytest.mark.parametrize(("path", "body"), [*CASES, TWO_PROMPTS])
+def test_a_pair_answers_as_one_server_to_a_router_that_asks_both_at_once(
+    pair: tuple[str, str], kv_port: int, live_url: str, path: str, body: dict[str, Any]
+) -> None:
+    alone = shown(httpx.post(live_url + path, json=body, timeout=300))
+    computed, answered = to_both(*pair, path, body, kv_port)
+    assert computed.status_code == 200 and shown(answered) == alone
+
+
+def test_rooms_that_nobody_can_enter_are_refused(
+    pair: tuple[str, str], kv_port: int, live_url: str
+) -> None:
+    path, body = CASES[0]
+    for response in to_both(*pair, path, body, kv_port=None):
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["param"] == "bootstrap_port"
+        assert "--prefill URL PORT" in error["message"]
+
+    def refused(**fields: Any) -> tuple[int, str, str]:
+        response = httpx.post(live_url + path, json={**body, **fields}, timeout=300)
+        error = response.json()["error"]
+        return response.status_code, error["param"], error["code"]
+
+    room = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 1}
+    assert refused(**room) == (400, "bootstrap_room", "kv_handle_invalid")
+    assert refused(bootstrap_host="127.0.0.1") == (400, "bootstrap_room", "invalid_value")
 
 
 def test_a_pair_refuses_what_it_cannot_hand_over(pair: tuple[str, str], live_url: str) -> None:

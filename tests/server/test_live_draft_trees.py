@@ -41,7 +41,7 @@ def test_the_trees_of_an_answer_have_texts_and_are_the_same_in_a_stream(live_url
     shown = "".join(token["text"] for tree in trees for token in tree["tokens"])
     assert answer["message"]["content"] in shown
     nodes = [node for tree in trees for node in tree["nodes"]]
-    assert {node["fate"] for node in nodes} <= {"root", "accepted", "refused", "unused"}
+    assert {node["fate"] for node in nodes} <= {"root", "accepted", "chosen", "refused", "unused"}
     assert all((node["source"] == "") == (node["parent"] == -1) for node in nodes)
     for granularity in ("step", "token"):
         streamed = streamed_trees(live_url, **fields, stream_granularity=granularity)

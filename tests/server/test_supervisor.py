@@ -10,6 +10,7 @@ import pytest
 
 from eyas import wire
 from eyas.server.client import EngineHealth
+from eyas.server.restarts import RestartPolicy
 from eyas.server.supervisor import EngineSupervisor
 
 
@@ -60,3 +61,11 @@ def test_tries_count_anew_after_an_engine_that_lived(healthy_seconds: float, num
 
     assert asyncio.run(run()) == "it is gone"
     assert len(engines) == num_engines
+
+
+def test_pauses_grow_up_to_a_limit_and_begin_anew_after_what_lived() -> None:
+    policy = RestartPolicy(9, first_pause_seconds=1.0, healthy_seconds=5.0)
+    assert [policy.next_pause(0.0, "gone") for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    assert [policy.next_pause(5.0, "gone"), policy.next_pause(0.0, "gone")] == [1, 2]
+    policy.stop()
+    assert policy.next_pause(0.0, "gone") is None

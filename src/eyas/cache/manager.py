@@ -44,8 +44,11 @@ class Lease:
     helps the next one; 0 if there is none. saving, saved: snapshots that a flight takes, and has taken,
     by position.
 
+    holds_snapshot: `snapshot` is kept until the lease is released.
+
     window_start: where layers have windows of their own slots: the first position whose window slot is
-    held. Those from there to `num_stored` are, and those of reserved slots.
+    held. Those from there to `num_stored` are, and those of reserved slots. unseen: reservations
+    without window slots.
     """
 
     namespace: str
@@ -54,7 +57,9 @@ class Lease:
     num_shared: int
     node: RadixNode | None
     reserved: list[np.ndarray] = field(default_factory=list)
+    unseen: list[np.ndarray] = field(default_factory=list)
     snapshot: int | None = None
+    holds_snapshot: bool = False
     boundary: int = 0
     saving: dict[int, int] = field(default_factory=dict)
     saved: dict[int, int] = field(default_factory=dict)
@@ -186,15 +191,35 @@ class CacheManager:
         SlotsExhausted, with nothing changed, if there are fewer."""
         if count > self.num_available:
             raise SlotsExhausted
-        missing = count - self._pool.num_free
-        if missing > 0:
-            self._give(self._tree.evict(missing))
-            self._give_dropped()
-        slots = self._pool.take(count)
+        slots = self._take(count)
         if self.windows is not None:
             self.windows.take(slots)
         lease.reserved.append(slots)
         return slots
+
+    def reserve_read(self, lease: Lease, count: int) -> list[np.ndarray]:
+        """Reserve slots for the next `count` positions of a sequence, which are read from elsewhere:
+        window slots only for those that the query after them sees. The caller has checked `has_room`.
+
+        Returns reservations that are to be committed in order, all of them or none.
+        """
+        num_unseen = 0 if self.windows is None else max(0, count - self.windows.reach)
+        parts = []
+        if num_unseen:
+            parts.append(self._take(num_unseen))
+            lease.unseen.append(parts[0])
+        if count > num_unseen:
+            parts.append(self.reserve(lease, count - num_unseen))
+        return parts
+
+    def _take(self, count: int) -> np.ndarray:
+        """Take slots, evicting unlocked prefixes if needed. The caller has checked that there are
+        enough."""
+        missing = count - self._pool.num_free
+        if missing > 0:
+            self._give(self._tree.evict(missing))
+            self._give_dropped()
+        return self._pool.take(count)
 
     def commit(self, lease: Lease, reserved: np.ndarray, kept: np.ndarray) -> None:
         """Apply a landed flight to a lease. The other reserved slots become free.
@@ -202,13 +227,18 @@ class CacheManager:
         reserved: the array that `reserve` returned. kept: those of its slots that hold the sequence's
         next positions, in order of position.
         """
-        for i, held in enumerate(lease.reserved):
+        is_unseen = any(held is reserved for held in lease.unseen)
+        held_slots = lease.unseen if is_unseen else lease.reserved
+        for i, held in enumerate(held_slots):
             if held is reserved:
-                del lease.reserved[i]
+                del held_slots[i]
                 break
         else:
             raise AssertionError("committed slots that were not reserved")
         end = lease.num_stored + len(kept)
+        if is_unseen and len(kept):
+            self._leave_windows(lease, lease.num_stored)
+            lease.window_start = end
         lease.slots[lease.num_stored : end] = kept
         lease.num_stored = end
         if not len(kept):
@@ -239,6 +269,24 @@ class CacheManager:
         else:
             assert self._snapshots is not None
             self._snapshots.give(snapshot)
+
+    def hold_snapshot(self, lease: Lease) -> None:
+        """Keep the snapshot that a lease starts from, where there is one, until it is released."""
+        if lease.snapshot is not None:
+            assert self._snapshots is not None and not lease.holds_snapshot
+            self._snapshots.hold(lease.snapshot)
+            lease.holds_snapshot = True
+
+    @property
+    def most_read(self) -> int | None:
+        """How many prefixes of other engines may be held or read at a time, so that window slots and
+        snapshots are left for sequences; None is no limit."""
+        limits = []
+        if self.windows is not None:
+            limits.append(self.windows.num_slots // 2 // max(1, self.windows.reach))
+        if self._snapshots is not None:
+            limits.append(self._snapshots.num_snapshots // 2)
+        return max(1, min(limits)) if limits else None
 
     def _attach_snapshots(self, lease: Lease, tokens: list[int]) -> None:
         """Make the snapshots that a lease has taken those of their prefixes, as far as these are
@@ -283,8 +331,12 @@ class CacheManager:
     def release(self, lease: Lease, tokens: list[int]) -> None:
         """Return the slots of a sequence that ends or is preempted. The stored part of `tokens` stays
         as a shared prefix until it is evicted. No flight may have reserved slots of the lease."""
-        assert not lease.reserved and not lease.saving, "released while a flight may still write"
+        is_idle = not (lease.reserved or lease.unseen or lease.saving)
+        assert is_idle, "released while a flight may still write"
         self._leases.remove(lease)
+        if lease.holds_snapshot:
+            assert self._snapshots is not None and lease.snapshot is not None
+            self._snapshots.leave(lease.snapshot)
         self._leave_windows(lease, lease.num_stored)
         self._prefer_windows(lease, min(lease.num_stored, len(tokens)))
         num_kept = lease.num_shared
@@ -334,7 +386,7 @@ class CacheManager:
         parts = [self._pool.free_slots(), self._tree.all_slots()]
         for lease in self._leases:
             parts.append(lease.slots[lease.num_shared : lease.num_stored])
-            parts.extend(lease.reserved)
+            parts.extend((*lease.reserved, *lease.unseen))
         slots = np.sort(np.concatenate(parts))
         expected = np.arange(1, self.num_slots + 1)
         assert np.array_equal(slots, expected), "a slot is lost, or held twice"

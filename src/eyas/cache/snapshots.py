@@ -1,13 +1,13 @@
 """Which snapshots of sequence states exist, and at which prefix each of them was taken.
 
 Promises: a snapshot is free, reserved for a step, or that of one prefix. If none is free, the one that
-was least recently used is given up.
+was least recently used, and that nobody holds, is given up.
 Does not know: states, tokens.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from eyas.cache.radix import RadixNode
 
@@ -19,16 +19,26 @@ class SnapshotPool:
         self.num_snapshots = num_snapshots
         self._free = list(range(num_snapshots - 1, -1, -1))
         self._prefixes: OrderedDict[int, RadixNode] = OrderedDict()
+        self._num_holders = Counter[int]()
 
     def take(self) -> int | None:
-        """Reserve a snapshot; None if all are reserved."""
+        """Reserve a snapshot; None if all are reserved or held."""
         if self._free:
             return self._free.pop()
-        if not self._prefixes:
-            return None
-        snapshot, node = self._prefixes.popitem(last=False)
-        node.snapshot = None
-        return snapshot
+        for snapshot, node in self._prefixes.items():
+            if not self._num_holders[snapshot]:
+                del self._prefixes[snapshot]
+                node.snapshot = None
+                return snapshot
+        return None
+
+    def hold(self, snapshot: int) -> None:
+        """Keep the snapshot of a locked prefix from being given up, until `leave`."""
+        self._num_holders[snapshot] += 1
+
+    def leave(self, snapshot: int) -> None:
+        """Undo one `hold`."""
+        self._num_holders[snapshot] -= 1
 
     def attach(self, snapshot: int, node: RadixNode) -> None:
         """Make a reserved snapshot that of the prefix that ends with `node`. If the prefix has one
@@ -53,5 +63,8 @@ class SnapshotPool:
         """Raise AssertionError unless each snapshot is exactly once free, reserved or a prefix's."""
         held = sorted([*self._free, *self._prefixes, *reserved])
         assert held == list(range(self.num_snapshots)), "a snapshot is lost, or held twice"
+        assert all(s in self._prefixes for s, count in self._num_holders.items() if count), (
+            "a snapshot that is held was given up"
+        )
         for snapshot, node in self._prefixes.items():
             assert node.snapshot == snapshot and node.parent is not None, "a snapshot is astray"

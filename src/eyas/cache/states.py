@@ -105,6 +105,11 @@ class SequenceStates:
         shape, device = (num_snapshots,), self._device
         self._snapshot_positions = torch.full(shape, NOWHERE, dtype=torch.int64, device=device)
 
+    def snapshot_tensors(self) -> list[torch.Tensor]:
+        """Return all that a snapshot is, as tensors whose first dimension is snapshots."""
+        parts = [part for group in self._snapshots for tensor in group for part in tensor]
+        return [self._snapshot_positions.unsqueeze(1), *parts]
+
     @torch.inference_mode()
     def assume(self, seat: int, position: int) -> None:
         """Take what a seat's tensors hold for its state at `position`, for measurements of time."""

@@ -42,6 +42,17 @@ class WindowSlots:
         self._changed: list[np.ndarray] = []
 
     @property
+    def num_slots(self) -> int:
+        """Number of window slots."""
+        return self._pool.num_slots
+
+    def places(self, slots: np.ndarray) -> np.ndarray:
+        """Return the window slots of these slots, which have one each."""
+        own = self._of_slot[slots]
+        assert own.all(), "a token without a window slot was asked for"
+        return own
+
+    @property
     def num_available(self) -> int:
         """Window slots that can be taken now: free ones, and those that nobody holds."""
         return self._pool.num_slots - self._num_held

@@ -42,7 +42,8 @@ class HandoverOptions:
         typer.Option(
             "--role",
             help="What the server does with prompts: prefill computes them and holds them for other "
-            "servers, decode reads them from there, as a router says in kv_transfer_params.",
+            "servers, decode reads them from there, as a router says in kv_transfer_params or "
+            "bootstrap_room.",
             rich_help_panel=PANEL,
         ),
     ] = RoleChoice.both
@@ -85,7 +86,8 @@ class HandoverOptions:
         float,
         typer.Option(
             "--kv-hold",
-            help="Time that a prefill server holds a prompt for a decode server, in seconds.",
+            help="Time that a prefill server holds a prompt for a decode server, and that a decode "
+            "server waits for a prompt that a router has named (bootstrap_room), in seconds.",
             rich_help_panel=PANEL,
         ),
     ] = DEFAULTS.hold_seconds

@@ -67,14 +67,18 @@ def record_tree(
         left_out = flight.masks.refusals.left_out_nodes(outcome.b)
         refused = left_out | flight.masks.refusals.illegal[outcome.b]
     places = [node for node in range(size) if node not in left_out]
-    accepted = {places[node] for node in outcome.nodes[1 : len(token_ids) + 1]}
+    walked = [places[node] for node in outcome.nodes[: len(token_ids) + 1]]
+    accepted = set(walked[1:])
+    end, chosen = walked[-1], token_ids[len(accepted) : len(accepted) + 1]
 
     def fate(node: int) -> DraftFate:
         if node == 0:
             return "root"
         if node in accepted:
             return "accepted"
-        return "refused" if node in refused else "unused"
+        if node in refused:
+            return "refused"
+        return "chosen" if tree.parents[node] == end and [tree.tokens[node]] == chosen else "unused"
 
     nodes = []
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):

@@ -127,6 +127,7 @@ class _Routes:
 
     def __init__(self, service: Service, reader: RequestReader) -> None:
         self._service = service
+        self._role = service.config.handover.role
         self._reader = reader
 
     async def health(self, http: HttpRequest) -> Response:
@@ -193,11 +194,11 @@ class _Routes:
         salt = self._service.cache_salt(body.cache_salt, http)
         errors_of_body = ErrorContext(body)
         with errors_of_body.explains():
-            body = prompt_alone(body)
+            body = prompt_alone(body, self._role)
             chat = await self._reader.prepare(
                 http, lambda: prepare_chat(body, processor, answer_id, salt)
             )
-            hand_over(body, [chat.request])
+            hand_over(body, [chat.request], self._role)
         tokenizer = require_tokenizer(processor.tokenizer, "messages")
         name = body.model or self._service.names[0]
         answer = Answer(
@@ -217,11 +218,11 @@ class _Routes:
         salt = self._service.cache_salt(body.cache_salt, http)
         errors_of_body = ErrorContext(body)
         with errors_of_body.explains():
-            body = prompt_alone(body)
+            body = prompt_alone(body, self._role)
             requests = await self._reader.prepare(
                 http, lambda: completion_requests(body, processor, answer_id, salt)
             )
-            hand_over(body, requests)
+            hand_over(body, requests, self._role)
         name = body.model or self._service.names[0]
         answer = Answer(
             self._service,

@@ -77,7 +77,7 @@ class Code(Enum):
     )
     KV_HANDLE_INVALID = (
         400,
-        "the prompt that kv_transfer_params names cannot be taken over here",
+        "the prompt that kv_transfer_params or bootstrap_room names cannot be taken over here",
         "send the request to the prefill server again, and its answer's kv_transfer_params here",
     )
     PROMPT_TOO_SLOW = (400, "the prompt took too long to prepare", "shorten it")

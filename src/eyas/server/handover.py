@@ -1,8 +1,8 @@
-"""kv_transfer_params: the fields by which a router lets one server compute a prompt and another one
-continue it, as vLLM's routers send them.
+"""The fields by which a router lets one server compute a prompt and another one continue it.
 
-The router sends a request to a prefill server with {"do_remote_decode": true}. The answer's
-kv_transfer_params, unchanged, go with the same request to a decode server.
+vLLM's routers send a request to a prefill server with kv_transfer_params {"do_remote_decode": true}.
+The answer's kv_transfer_params, unchanged, go with the same request to a decode server. SGLang's send
+the same request to both at once, with a room (`eyas.server.bootstrap`).
 
 Promises: a field with a value that cannot be served is a RequestError that names it; fields that are
 not read are ignored, since routers add their own. Does not know: engines, where keys and values are.
@@ -13,22 +13,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from eyas.config import Role
 from eyas.core import KVHandle, Request, RequestError
+from eyas.server.bootstrap import MAX_HOST_CHARS, ROOM, has_room, rooms_of
 from eyas.server.formats import ChoiceOutput
 from eyas.server.request_models import ChatBody, CompletionFields
 
 FIELD = "kv_transfer_params"
-MAX_HOST_CHARS, MAX_KEY_CHARS = 255, 64
+MAX_KEY_CHARS = 64
 
 Body = TypeVar("Body", bound=CompletionFields)
 
 
-def prompt_alone(body: Body) -> Body:
+def prompt_alone(body: Body, role: Role) -> Body:
     """Return the request that computes the prompt of a request for a decode server: for one choice of
-    one token. Other requests stay as they are."""
-    if not _flag(body, "do_remote_decode"):
+    one token. Other requests stay as they are. role: of this server."""
+    offers = _flag(body, "do_remote_decode")
+    if not (offers or (has_room(body) and role == "prefill")):
         return body
-    if body.stream:
+    if offers and body.stream:
         raise _error(f"{FIELD}: do_remote_decode is not for stream: true")
     changes: dict[str, Any] = {"n": 1, "max_tokens": 1, "min_tokens": None}
     if isinstance(body, ChatBody):
@@ -36,8 +39,11 @@ def prompt_alone(body: Body) -> Body:
     return body.model_copy(update=changes)
 
 
-def hand_over(body: CompletionFields, requests: Sequence[Request]) -> None:
-    """Let requests offer their prompts, or take them over, as the body says."""
+def hand_over(body: CompletionFields, requests: Sequence[Request], role: Role) -> None:
+    """Let requests offer their prompts, or take them over, as the body says. role: of this server."""
+    if has_room(body):
+        _meet(body, requests, role)
+        return
     offers, takes = _flag(body, "do_remote_decode"), _flag(body, "do_remote_prefill")
     if not (offers or takes):
         return
@@ -50,6 +56,25 @@ def hand_over(body: CompletionFields, requests: Sequence[Request]) -> None:
     if takes:
         assert body.kv_transfer_params is not None
         request.kv_handle = _handle(body.kv_transfer_params)
+
+
+def _meet(body: CompletionFields, requests: Sequence[Request], role: Role) -> None:
+    """Let requests offer their prompts in a router's rooms, or take them over there."""
+    if body.kv_transfer_params is not None:
+        raise RequestError(f"{ROOM}: give either {ROOM} or {FIELD}", param=ROOM)
+    if role == "both":
+        raise RequestError(
+            f"{ROOM}: is for servers that were started with --role prefill or --role decode",
+            param=ROOM,
+            code="kv_handle_invalid",
+        )
+    for request, room in zip(requests, rooms_of(body, len(requests)), strict=True):
+        if role == "prefill":
+            request.offers_kv, request.kv_key = True, room.key
+        else:
+            request.kv_handle = KVHandle(
+                engine_id="", host=room.host, port=room.port, key=room.key, is_awaited=True
+            )
 
 
 def transfer_fields(choices: Sequence[ChoiceOutput]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from eyas.logs import LogFormat
 from eyas.parallel.lost import GroupLost
 from eyas.parallel.processes import RankProcesses
 from eyas.server.options import MAX_RESTARTS
-from eyas.server.supervisor import FIRST_PAUSE_SECONDS, HEALTHY_SECONDS, MAX_PAUSE_SECONDS
+from eyas.server.restarts import RestartPolicy
 
 log = logging.getLogger("eyas.server")
 
@@ -58,7 +58,8 @@ def run_node(
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, end) for number in numbers]
     try:
-        return _run(lambda: RankProcesses(config, str(parallel.address), command), max_restarts)
+        address, policy = str(parallel.address), RestartPolicy(max_restarts)
+        return _run(lambda: RankProcesses(config, address, command), policy)
     except _Ended:
         return 0
     finally:
@@ -66,8 +67,7 @@ def run_node(
             signal.signal(number, handler)
 
 
-def _run(start: Callable[[], RankProcesses], max_restarts: int) -> int:
-    num_tries = 0
+def _run(start: Callable[[], RankProcesses], policy: RestartPolicy) -> int:
     while True:
         ranks, started = start(), time.monotonic()
         try:
@@ -79,15 +79,8 @@ def _run(start: Callable[[], RankProcesses], max_restarts: int) -> int:
             reason = str(error)
         finally:
             ranks.close()
-        if time.monotonic() - started >= HEALTHY_SECONDS:
-            num_tries = 0
-        if num_tries >= max_restarts:
-            log.error("%s; they are not started again", reason)
+        pause = policy.next_pause(time.monotonic() - started, reason)
+        if pause is None:
+            log.error("%s; not started again", reason)
             return 1
-        pause = min(FIRST_PAUSE_SECONDS * 2**num_tries, MAX_PAUSE_SECONDS)
-        num_tries += 1
-        log.error(
-            "%s; they are started again in %.1f s (try %d of %d)",
-            *(reason, pause, num_tries, max_restarts),
-        )
         time.sleep(pause)

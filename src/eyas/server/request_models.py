@@ -140,6 +140,9 @@ class CompletionFields(SamplingFields):
     return_draft_details: bool | None = None
     stream_granularity: StreamGranularity | None = None
     kv_transfer_params: Annotated[dict[str, Any], at_most(MAX_TRANSFER_FIELDS)] | None = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
 
     user: str | None = None
     metadata: dict[str, Any] | None = None

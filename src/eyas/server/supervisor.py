@@ -4,13 +4,12 @@ Promises: an engine that was ready and ends is started again, a limited number o
 growing pauses; its counters continue from those of its predecessors. If the first start fails, the
 failure is final, since another start would probably fail as well. Running requests end with an error
 and are not sent again, since they may have made the engine fail.
-Does not know: sockets, HTTP, why an engine ended.
+Does not know: sockets, HTTP, why an engine ended, how long pauses are.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -20,13 +19,8 @@ from eyas import wire
 from eyas.config import EngineInfo
 from eyas.core import Delta, Request
 from eyas.server.client import EngineHealth, EngineProcess
+from eyas.server.restarts import FIRST_PAUSE_SECONDS, HEALTHY_SECONDS, RestartPolicy
 
-log = logging.getLogger("eyas.server")
-
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
-HEALTHY_SECONDS = 3.0
-"""An engine that was ready for so long resets the count of restarts. A longer time would stop engines
-that load slowly and are killed from time to time."""
 MAX_RETRY_SECONDS = 60.0
 
 
@@ -46,9 +40,9 @@ class EngineSupervisor:
         healthy_seconds: float = HEALTHY_SECONDS,
     ) -> None:
         self._new_process = new_process
-        self._max_restarts = max_restarts
-        self._first_pause_seconds = first_pause_seconds
-        self._healthy_seconds = healthy_seconds
+        self._policy = RestartPolicy(
+            max_restarts, first_pause_seconds=first_pause_seconds, healthy_seconds=healthy_seconds
+        )
         self._process = new_process()
         self._stats_before = wire.EngineStats()
         self._num_restarts = 0
@@ -98,31 +92,23 @@ class EngineSupervisor:
         on_ready: called whenever an engine is ready. If it raises ValueError, no engine is started
         again.
         """
-        num_tries = 0
-        while self._reason is None:
+        while True:
             seconds, reason = await self._run_process(on_ready)
-            if seconds >= self._healthy_seconds:
-                num_tries = 0
-            if self._reason is None and (not self._was_ready or num_tries >= self._max_restarts):
-                self._reason = reason
             if self._reason is not None:
-                break
-            pause = min(self._first_pause_seconds * 2**num_tries, MAX_PAUSE_SECONDS)
-            num_tries += 1
-            log.error(
-                "%s; it is started again in %.1f s (try %d of %d)",
-                *(reason, pause, num_tries, self._max_restarts),
-            )
+                return self._reason
+            pause = self._policy.next_pause(seconds, reason) if self._was_ready else None
+            if pause is None:
+                self._reason = reason
+                return reason
             self._pause_ends = time.monotonic() + pause
             self._stats_before = wire.added(self._stats_before, self._process.health().stats)
             self._process = self._new_process()
             await asyncio.sleep(pause)
             self._num_restarts += 1
-        return self._reason
 
     def disable_restarts(self) -> None:
         """Start no engine again when the current one ends."""
-        self._max_restarts = 0
+        self._policy.stop()
 
     async def close(self) -> None:
         """End the engine, once `run` has ended or was cancelled."""

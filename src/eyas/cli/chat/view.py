@@ -21,8 +21,18 @@ if TYPE_CHECKING:
 
 CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in ("\n", "\t")}
 """Characters that could move the cursor or change the terminal; they are left out."""
-STYLES = {"root": "bold", "accepted": "green", "refused": "red strike", "unused": "dim"}
-REMARKS = {"accepted": "  accepted", "refused": "  refused by the grammar"}
+STYLES = {
+    "root": "bold",
+    "accepted": "green",
+    "chosen": "cyan",
+    "refused": "red strike",
+    "unused": "dim",
+}
+REMARKS = {
+    "accepted": "  accepted",
+    "chosen": "  chosen by the model",
+    "refused": "  refused by the grammar",
+}
 
 
 class ChatView:

@@ -3,7 +3,7 @@
 Promises: the answer is that of one engine, since the decode server's request is an ordinary one whose
 prompt is in the prefix cache up to its last token; if it was evicted meanwhile, it is computed. Slots
 that wait are bounded: those of offered prompts by number, by half of the cache and by time, those of
-prompts that are being read by half of the cache and by time.
+prompts that are being read by half of the cache and by time; so are window slots and snapshots.
 Does not know: how rows are moved, HTTP.
 """
 
@@ -16,7 +16,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import msgspec
+import numpy as np
 
+from eyas.cache.manager import Lease
 from eyas.config import EngineInfo, HandoverConfig
 from eyas.constraint import Grammar
 from eyas.core import Delta, KVHandle, Request, RequestError
@@ -38,16 +40,17 @@ class HandoverEngine:
     """An engine that offers or reads prompts, with the methods of the engine.
 
     offers: the prompts that are held. config: its role is "prefill" or "decode". wake: called from
-    other threads when `step` has something to do. Raises ValueError if the model's prompts cannot be
-    moved, or the address of a prefill server cannot be used.
+    other threads when `step` has something to do. Raises ValueError if the address of a prefill server
+    cannot be used.
     """
 
     def __init__(
         self, engine: Engine, config: HandoverConfig, wake: Callable[[], None] = lambda: None
     ) -> None:
-        _check_model(engine)
         self._engine = engine
         self._cache = engine.cache
+        most = engine.cache.most_read
+        self._most_offers = MAX_OFFERS if most is None else min(MAX_OFFERS, most)
         self._config = config
         self._id = secrets.token_hex(8)
         self._memory = SlotMemory(engine)
@@ -92,19 +95,46 @@ class HandoverEngine:
             self._waiting.append(Import(request, grammar, digest))
             self._can_start = True
             return
-        if request.offers_kv and not self._has_room(request):
-            raise HandoverError(NO_ROOM)
-        self._engine.add(_plain(request), grammar)
+        if request.offers_kv:
+            self._check_offer(request)
+        try:
+            self._engine.add(_plain(request), grammar)
+        except Exception:
+            self._fail(request)
+            raise
         if request.offers_kv:
             self._offering[request.id] = request
+
+    def _check_offer(self, request: Request) -> None:
+        """Raise HandoverError if the prompt of a request cannot be held."""
+        key, others = request.kv_key, self._named()
+        if key is not None and (key in others or self.offers.has(key)):
+            raise HandoverError("another prompt has this room", "kv_handle_invalid", has_room=True)
+        if not self._has_room(request):
+            self._fail(request)
+            raise HandoverError(NO_ROOM, has_room=key is not None)
+
+    def _named(self) -> set[str | None]:
+        """The names that routers have given to prompts that are being computed."""
+        finishing = (request for _, request in self._finishing)
+        return {request.kv_key for request in (*self._offering.values(), *finishing)}
+
+    def _fail(self, request: Request) -> None:
+        """Tell who waits for the prompt of a request that it will not be held."""
+        if request.kv_key is not None:
+            self.offers.fail(request.kv_key)
 
     def abort(self, request_id: str) -> None:
         """End a request now. An unknown id is not an error."""
         self._waiting = deque(job for job in self._waiting if job.request.id != request_id)
         if (job := self._reading.get(request_id)) is not None:
             job.abort()
+        ended = [request for _, request in self._finishing if request.id == request_id]
         self._finishing = [pair for pair in self._finishing if pair[1].id != request_id]
-        self._offering.pop(request_id, None)
+        if (offering := self._offering.pop(request_id, None)) is not None:
+            ended.append(offering)
+        for request in ended:
+            self._fail(request)
         self._engine.abort(request_id)
 
     def check_ranks(self) -> None:
@@ -166,7 +196,7 @@ class HandoverEngine:
         """Whether the prompt of a request can be held beside those that are."""
         num_slots = self.offers.num_slots + len(request.prompt_token_ids)
         is_alone = not len(self.offers)
-        return len(self.offers) < MAX_OFFERS and (
+        return len(self.offers) < self._most_offers and (
             is_alone or num_slots <= self._cache.num_slots // 2
         )
 
@@ -181,6 +211,7 @@ class HandoverEngine:
             if delta.finish_reason in ("stop", "length"):
                 self._finishing.append((delta, request))
             else:
+                self._fail(request)
                 self._ready.append(delta)
 
     def _offer_finished(self) -> None:
@@ -189,12 +220,14 @@ class HandoverEngine:
         for delta, request in self._finishing:
             handle = self._hold(request) if self._has_room(request) else None
             if handle is not None:
-                delta.kv_handle = handle
+                delta.kv_handle = handle if request.kv_key is None else None
                 self._ready.append(delta)
             elif self._engine.has_work():
                 unheld.append((delta, request))  # its slots return when the last flight lands
             else:
-                self._ready.append(_failed(request, 0, HandoverError(NOT_HELD)))
+                self._fail(request)
+                error = HandoverError(NOT_HELD, has_room=request.kv_key is not None)
+                self._ready.append(_failed(request, 0, error))
         self._finishing = unheld
 
     def _hold(self, request: Request) -> KVHandle | None:
@@ -205,6 +238,7 @@ class HandoverEngine:
         if lease.num_stored < len(tokens) - 1:
             self._cache.release(lease, tokens)
             return None
+        self._cache.hold_snapshot(lease)
         slots = lease.slots[: lease.num_stored].copy()
         stored = self._memory.settle()
         offer = Offer(
@@ -216,7 +250,7 @@ class HandoverEngine:
             stored,
             time.monotonic() + self._config.hold_seconds,
         )
-        key = secrets.token_hex(16)
+        key = request.kv_key or secrets.token_hex(16)
         self.offers.add(key, offer)
         return KVHandle(engine_id=self._id, host=self._config.host, port=server.port, key=key)
 
@@ -238,18 +272,33 @@ class HandoverEngine:
         lease = self._cache.admit(tokens, len(tokens), namespace=request.cache_salt, share=is_read)
         job.first = lease.num_stored if is_read else len(tokens) - 1
         count = len(tokens) - 1 - job.first
-        num_reserved = sum(len(other.slots) for other in self._reading.values())
-        is_much = num_reserved and num_reserved + count > self._cache.num_slots // 2
-        if count and (is_much or count > self._cache.num_available):
+        if count and not self._reserve(job, lease, count):
             self._cache.release(lease, tokens)
             return False
         job.lease = lease
-        if count:
-            job.slots = self._cache.reserve(lease, count)
-            job.free_at = self._memory.settle()
         self._reading[request.id] = job
         assert self._importer is not None
         self._importer.start(job)
+        return True
+
+    def _reserve(self, job: Import, lease: Lease, count: int) -> bool:
+        """Reserve what a prompt is read into. Returns False, with nothing changed, if it must wait."""
+        others = [other for other in self._reading.values() if other.parts]
+        num_reserved = sum(len(other.slots) for other in others)
+        is_much = len(others) >= self._most_offers or (
+            num_reserved and num_reserved + count > self._cache.num_slots // 2
+        )
+        if is_much or not self._cache.has_room(count, 0):
+            return False
+        if self._engine.table.states is not None:
+            end = len(job.request.prompt_token_ids) - 1
+            job.snapshot = self._cache.reserve_snapshot(lease, end)
+            if job.snapshot is None:
+                return False
+        job.parts = self._cache.reserve_read(lease, count)
+        job.slots = np.concatenate(job.parts)
+        job.places = self._memory.places(job.slots, job.snapshot)
+        job.free_at = self._memory.settle()
         return True
 
     def _end_imports(self) -> None:
@@ -278,16 +327,18 @@ class HandoverEngine:
         """Share the slots of a prompt that was read; free them if it was not."""
         lease, tokens = job.lease, job.request.prompt_token_ids
         assert lease is not None
-        if len(job.slots):
-            self._cache.commit(lease, job.slots, job.slots if is_read else job.slots[:0])
-            if is_read:
-                self._memory.mark(job.slots, max(0, num_made - job.first))
+        for part in job.parts:
+            self._cache.commit(lease, part, part if is_read else part[:0])
+        if job.snapshot is not None:
+            self._cache.commit_snapshot(lease, len(tokens) - 1, is_kept=is_read)
+        if is_read:
+            self._memory.mark(job.slots, max(0, num_made - job.first))
         self._cache.release(lease, tokens[:-1])
 
 
 def _plain(request: Request) -> Request:
     """Return a request as an engine without a role takes it."""
-    return msgspec.structs.replace(request, offers_kv=False, kv_handle=None)
+    return msgspec.structs.replace(request, offers_kv=False, kv_key=None, kv_handle=None)
 
 
 def _failed(request: Request, index: int, failure: BaseException) -> Delta:
@@ -307,19 +358,3 @@ def _wrong_role(field: str, role: str) -> HandoverError:
     return HandoverError(
         f"{field} is for a server that was started with --role {role}", "kv_handle_invalid"
     )
-
-
-def _check_model(engine: Engine) -> None:
-    """Raise ValueError if the prompts of this model cannot be moved."""
-    architecture = engine.info.architecture
-    if engine.table.states is not None:
-        raise ValueError(
-            f"handover.role: {architecture} has layers with a state per sequence, which cannot be "
-            "moved to another server yet; leave --role out"
-        )
-    if engine.runner.backend.windows is not None:
-        raise ValueError(
-            f"handover.role: {architecture} has layers with a window, whose slots cannot be moved to "
-            "another server yet; leave --role out, or give a --num-slots so small that all layers have "
-            "as many slots"
-        )

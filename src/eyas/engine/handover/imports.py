@@ -17,9 +17,11 @@ import numpy as np
 import torch
 
 from eyas.cache.manager import Lease
+from eyas.cache.slots import NO_SLOTS
 from eyas.config import HandoverConfig
 from eyas.constraint import Grammar
 from eyas.core import KVHandle, Request
+from eyas.engine.handover.memory import Places
 from eyas.engine.handover.messages import (
     GRANT_BYTES,
     Claim,
@@ -33,22 +35,26 @@ from eyas.engine.handover.transport import Transport
 
 log = logging.getLogger(__name__)
 
-MAX_THREADS = 16
+MAX_THREADS = 64
 
 
 @dataclass(slots=True, eq=False)
 class Import:
     """A request whose prompt is read.
 
-    lease, slots: where the positions from `first` on get to, once they are reserved. free_at: event
-    after which the slots may be written. result: the grant.
+    lease, slots, places: where the positions from `first` on get to, once they are reserved. parts:
+    `slots` as they were reserved. snapshot: where the state after the prompt gets to; None if it has
+    none. free_at: event after which they may be written. result: the grant.
     """
 
     request: Request
     grammar: Grammar | None
     digest: str
     lease: Lease | None = None
-    slots: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    slots: np.ndarray = field(default_factory=lambda: NO_SLOTS)
+    parts: list[np.ndarray] = field(default_factory=list)
+    places: Places = field(default_factory=lambda: (NO_SLOTS, NO_SLOTS, NO_SLOTS))
+    snapshot: int | None = None
     first: int = 0
     free_at: torch.cuda.Event | None = None
     result: Future[Grant] | None = None
@@ -82,9 +88,10 @@ class Importer:
         """Raise HandoverError if prompts of this server are not read."""
         if handle.host not in self._config.peers:
             raise HandoverError(
-                f"remote_host {handle.host[:100]!r} is no prefill server of this one; start it with "
+                f"the host {handle.host[:100]!r} is no prefill server of this one; start it with "
                 "--kv-peer to read from there",
                 "kv_handle_invalid",
+                has_room=handle.is_awaited,
             )
 
     def start(self, job: Import) -> None:
@@ -106,20 +113,25 @@ class Importer:
                 job.link = Link(connection, self._config.timeout_seconds, GRANT_BYTES)
                 if job.is_aborted:
                     raise OSError("the request was ended")
-                return self._converse(job, job.link, handle.key)
+                return self._converse(job, job.link, handle)
         except (OSError, OverflowError) as error:
             log.warning("the prompt of request %s was not read: %s", job.request.id, error)
             raise HandoverError(
-                "the prompt could not be read from the prefill server; send the request to it again"
+                "the prompt could not be read from the prefill server; send the request to it again",
+                has_room=handle.is_awaited,
             ) from error
 
-    def _converse(self, job: Import, link: Link, key: str) -> Grant:
-        link.send(Claim(key, job.digest, self._layout, self._transport.name, job.first))
+    def _converse(self, job: Import, link: Link, handle: KVHandle) -> Grant:
+        layout, transport, waits = self._layout, self._transport.name, handle.is_awaited
+        link.send(Claim(handle.key, job.digest, layout, transport, job.first, waits))
+        if waits:
+            link.restart(self._config.hold_seconds + self._config.timeout_seconds)
         answer = link.receive()
+        link.restart(self._config.timeout_seconds)
         if isinstance(answer, Denied):
-            raise HandoverError(answer.reason, answer.code)
+            raise HandoverError(answer.reason, answer.code, has_room=waits)
         if not isinstance(answer, Grant):
             raise OSError("a claim was not answered")
-        self._transport.take(link, answer.description, job.slots)
+        self._transport.take(link, answer.description, job.places)
         link.send(Done())
         return answer

@@ -32,21 +32,26 @@ class HandoverError(RequestError):
     """A prompt that cannot be handed over. code: "kv_handle_invalid" if the handle can never be served
     here, "kv_unavailable" if the whole request can be sent again."""
 
-    def __init__(self, reason: str, code: HandoverCode = "kv_unavailable") -> None:
-        super().__init__(f"kv_transfer_params: {reason}", param="kv_transfer_params", code=code)
+    def __init__(
+        self, reason: str, code: HandoverCode = "kv_unavailable", *, has_room: bool = False
+    ) -> None:
+        """has_room: whether the prompt was named by bootstrap_room."""
+        param = "bootstrap_room" if has_room else "kv_transfer_params"
+        super().__init__(f"{param}: {reason}", param=param, code=code)
         self.reason = reason
         self.handover_code: HandoverCode = code
 
 
 class Claim(msgspec.Struct, frozen=True, tag="claim"):
     """Ask for the positions from `first` on. prompt: digest of all tokens. layout, transport: those of
-    the decode server."""
+    the decode server. waits: whether the prompt may not be computed yet."""
 
     key: str
     prompt: str
     layout: str
     transport: str
     first: int
+    waits: bool = False
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
@@ -84,6 +89,10 @@ class Link:
         self._most_bytes = most_bytes
         self._deadline = time.monotonic() + seconds
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def restart(self, seconds: float) -> None:
+        """Move the deadline to `seconds` from now."""
+        self._deadline = time.monotonic() + seconds
 
     def send(self, message: Message) -> None:
         data = _encode(message)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import chain
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from eyas.engine.handover.memory import SlotMemory, runs_of
+from eyas.engine.handover.memory import Places, SlotMemory, num_places, runs_of
 from eyas.engine.handover.messages import Link
 
 POLL_SECONDS = 0.0005
@@ -29,13 +30,14 @@ class _Memory(msgspec.Struct, frozen=True):
     """A prompt in an engine's memory.
 
     agent: what NIXL says of the engine. kind: of the memory ("DRAM" or "VRAM"). tensors: (address of
-    the first row, bytes of a row, device number). runs: (first slot, number), in order of position.
+    the first row, bytes of a row, device number) for each kind of places. runs: (first place, number)
+    of each kind, in order of position.
     """
 
     agent: bytes
     kind: str
-    tensors: list[tuple[int, int, int]]
-    runs: list[tuple[int, int]]
+    tensors: list[list[tuple[int, int, int]]]
+    runs: list[list[tuple[int, int]]]
 
 
 _decode = msgspec.msgpack.Decoder(_Memory).decode
@@ -53,42 +55,49 @@ class NixlTransport:
             raise ValueError(f"{NEEDS_NIXL} ({error})") from error
         self._lock = threading.Lock()
         self._kind = "DRAM" if memory.device.type == "cpu" else "VRAM"
+        device = memory.device.index or 0
         self._tensors = [
-            (rows_SX.data_ptr(), rows_SX.shape[1], memory.device.index or 0)
-            for rows_SX in memory.rows_SX
+            [(rows_PX.data_ptr(), rows_PX.shape[1], device) for rows_PX in group]
+            for group in memory.groups
         ]
         self._agent: Any = nixl_agent(agent, nixl_agent_config(backends=["UCX"]))
-        self._registered = self._agent.register_memory(memory.rows_SX)
+        self._registered = self._agent.register_memory([*chain(*memory.groups)])
         self._peers: dict[bytes, str] = {}
 
-    def describe(self, slots: np.ndarray) -> bytes:
+    def describe(self, places: Places) -> bytes:
         with self._lock:
             agent = self._agent.get_agent_metadata()
-        runs = [(first, count) for _, first, count in runs_of(slots)]
+        runs = [[(first, count) for _, first, count in runs_of(own)] for own in places]
         return msgspec.msgpack.encode(_Memory(agent, self._kind, self._tensors, runs))
 
-    def give(self, link: Link, slots: np.ndarray) -> None:
+    def give(self, link: Link, places: Places) -> None:
         return None
 
-    def take(self, link: Link, description: bytes, slots: np.ndarray) -> None:
-        if not len(slots):
+    def take(self, link: Link, description: bytes, places: Places) -> None:
+        if not any(num_places(places)):
             return
         try:
             theirs = _decode(description)
         except msgspec.MsgspecError as error:
             raise OSError(f"not a description of memory: {error}") from error
-        if sum(count for _, count in theirs.runs) != len(slots):
-            raise OSError("the description is of another number of slots")
-        remote_slots = np.concatenate([np.arange(first, first + n) for first, n in theirs.runs])
+        counts = tuple(sum(count for _, count in runs) for runs in theirs.runs)
+        if counts != num_places(places):
+            raise OSError("the description is of another number of rows")
         local: list[tuple[int, int, int]] = []
         remote: list[tuple[int, int, int]] = []
-        pairs = _common_runs(slots, remote_slots)
-        for (base, size, device), (their_base, _, their_device) in zip(
-            self._tensors, theirs.tensors, strict=True
+        for own, runs, tensors, their_tensors in zip(
+            places, theirs.runs, self._tensors, theirs.tensors, strict=True
         ):
-            for own, other, count in pairs:
-                local.append((base + own * size, count * size, device))
-                remote.append((their_base + other * size, count * size, their_device))
+            if not len(own):
+                continue
+            other = np.concatenate([np.arange(first, first + n) for first, n in runs])
+            pairs = _common_runs(own, other)
+            for (base, size, device), (their_base, _, their_device) in zip(
+                tensors, their_tensors, strict=True
+            ):
+                for first, their_first, count in pairs:
+                    local.append((base + first * size, count * size, device))
+                    remote.append((their_base + their_first * size, count * size, their_device))
         try:
             self._read(link, theirs, local, remote)
         except OSError:
@@ -155,7 +164,7 @@ class NixlTransport:
 
 
 def _common_runs(own: np.ndarray, other: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return (own first slot, other first slot, number) of the runs that are contiguous in both."""
+    """Return (own first place, other first place, number) of the runs that are contiguous in both."""
     breaks = (np.diff(own, prepend=own[0] - 2) != 1) | (np.diff(other, prepend=other[0] - 2) != 1)
     starts = np.flatnonzero(breaks)
     stops = [*starts[1:], len(own)]

@@ -2,7 +2,8 @@
 
 Promises: a prompt is held until it was handed over or its time is over, and not while somebody reads
 it for longer than a transfer may take; the number of prompts and of connections is bounded. A key that
-is not known, another prompt and another layout are denied with a reason.
+is not known, another prompt and another layout are denied with a reason. A prompt that a router has
+named may be asked for before it is computed; who asks waits, for as long as a prompt would be held.
 Does not know: engines, how slots become free.
 """
 
@@ -35,14 +36,18 @@ from eyas.engine.handover.transport import Transport
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 256
+MAX_FAILED = 1024
+POLL_SECONDS = 0.5
+"""How often it is looked whether a decode server that waits for a prompt is still there."""
 
 
 @dataclass(slots=True, eq=False)
 class Offer:
     """A held prompt.
 
-    lease: locks its slots. slots: of its positions but the last, whose root the decode server runs.
+    lease: locks its slots, window slots and snapshot. slots: of its positions but the last, whose root
+    the decode server runs.
     num_made: leading positions with rows of the drafting network. stored: when the slots hold all.
     num_readers: conversations that read it. is_over: handed over.
     """
@@ -63,7 +68,9 @@ class Offers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._by_key: dict[str, Offer] = {}
+        self._failed: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -74,8 +81,31 @@ class Offers:
             return sum(len(offer.slots) for offer in self._by_key.values())
 
     def add(self, key: str, offer: Offer) -> None:
-        with self._lock:
+        with self._changed:
             self._by_key[key] = offer
+            self._failed.pop(key, None)
+            self._changed.notify_all()
+
+    def fail(self, key: str) -> None:
+        """Note that the prompt that a router has named will not be held."""
+        with self._changed:
+            self._failed[key] = None
+            if len(self._failed) > MAX_FAILED:
+                del self._failed[next(iter(self._failed))]
+            self._changed.notify_all()
+
+    def has(self, key: str) -> bool:
+        """Whether a prompt of this name is held."""
+        with self._lock:
+            return key in self._by_key
+
+    def wait(self, key: str, seconds: float) -> bool:
+        """Wait until a prompt is held, or it is known that it will not be. Returns whether neither has
+        happened in this time."""
+        with self._changed:
+            return not self._changed.wait_for(
+                lambda: key in self._by_key or key in self._failed, seconds
+            )
 
     def begin(self, key: str) -> Offer | None:
         """Return a held prompt, which stays held until `end`; None if there is none."""
@@ -170,9 +200,15 @@ class OfferServer:
             self._free.release()
 
     def _hand_over(self, link: Link) -> None:
-        claim = link.receive()
+        try:
+            claim = link.receive()
+        except ConnectionError:
+            log.debug("a connection was closed before it asked for a prompt")  # as routers probe
+            return
         if not isinstance(claim, Claim):
             raise OSError("a conversation that does not begin with a claim")
+        if claim.waits:
+            self._await(link, claim.key)
         offer = self._offers.begin(claim.key)
         is_over = False
         try:
@@ -184,13 +220,25 @@ class OfferServer:
             if checked.stored is not None:
                 checked.stored.synchronize()
             slots = checked.slots[claim.first :]
-            link.send(Grant(checked.num_made, self._transport.describe(slots)))
-            self._transport.give(link, slots)
+            places = self._memory.places(slots, checked.lease.snapshot)
+            link.send(Grant(checked.num_made, self._transport.describe(places)))
+            self._transport.give(link, places)
             is_over = isinstance(link.receive(), Done)
         finally:
             if offer is not None:
                 self._offers.end(offer, is_over=is_over)
                 self._wake()
+
+    def _await(self, link: Link, key: str) -> None:
+        """Wait for a prompt that may not be computed yet. OSError if the decode server leaves."""
+        hold, timeout = self._config.hold_seconds, self._config.timeout_seconds
+        ends_at = time.monotonic() + hold
+        link.restart(hold + timeout)
+        while not self._is_closing and (left := ends_at - time.monotonic()) > 0:
+            if not self._offers.wait(key, min(POLL_SECONDS, left)):
+                break
+            link.check_is_open()
+        link.restart(timeout)
 
     def _checked(self, claim: Claim, offer: Offer | None) -> Offer:
         """Return the prompt that is claimed. Raises HandoverError if it cannot be handed over."""
@@ -198,7 +246,7 @@ class OfferServer:
         if claim.layout != self._memory.layout:
             raise HandoverError(
                 "the two servers store prompts in different ways; start both with the same model, "
-                "number formats and drafter",
+                "number formats and drafter, and a model with windows with about as many slots",
                 invalid,
             )
         if claim.transport != self._transport.name:
@@ -207,11 +255,15 @@ class OfferServer:
                 f"{claim.transport}; start both with the same --kv-transport",
                 invalid,
             )
+        if offer is None and claim.waits:
+            raise HandoverError(
+                "the prefill server has not computed this prompt; send the request to both again"
+            )
         if offer is None:
             raise HandoverError(
                 "the prefill server does not hold this prompt (any more); send the request to it again",
                 invalid,
             )
         if claim.prompt != offer.digest or not 0 <= claim.first <= len(offer.slots):
-            raise HandoverError("the handle is of another prompt than the request's", invalid)
+            raise HandoverError("it names another prompt than the request's", invalid)
         return offer

@@ -1,7 +1,7 @@
 """How the rows of a prompt get from the slots of one engine to those of another.
 
-Promises: `take` returns when all rows are in their slots, and raises OSError if they cannot be. When it
-has returned or raised, nothing writes to the slots any more.
+Promises: `take` returns when all rows are in their places, and raises OSError if they cannot be. When
+it has returned or raised, nothing writes to the places any more.
 Does not know: prompts, handles, who holds what how long.
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
 import torch
 
-from eyas.engine.handover.memory import SlotMemory, runs_of
+from eyas.engine.handover.memory import Places, SlotMemory, runs_of
 from eyas.engine.handover.messages import Link
 
 PIECE_BYTES = 4 * 2**20
@@ -24,16 +23,16 @@ class Transport(Protocol):
 
     name: str
 
-    def describe(self, slots: np.ndarray) -> bytes:
-        """Return what the other side needs to take the rows of these slots."""
+    def describe(self, places: Places) -> bytes:
+        """Return what the other side needs to take the rows of these places."""
         ...
 
-    def give(self, link: Link, slots: np.ndarray) -> None:
-        """Move the rows of these slots, as far as it is this side that moves them."""
+    def give(self, link: Link, places: Places) -> None:
+        """Move the rows of these places, as far as it is this side that moves them."""
         ...
 
-    def take(self, link: Link, description: bytes, slots: np.ndarray) -> None:
-        """Move the rows that the other side described to these slots, which are as many."""
+    def take(self, link: Link, description: bytes, places: Places) -> None:
+        """Move the rows that the other side described to these places, which are as many."""
         ...
 
     def close(self) -> None: ...
@@ -52,17 +51,17 @@ class TcpTransport:
         self._memory = memory
         self._is_host = memory.device.type == "cpu"
 
-    def describe(self, slots: np.ndarray) -> bytes:
+    def describe(self, places: Places) -> bytes:
         return b""
 
-    def give(self, link: Link, slots: np.ndarray) -> None:
+    def give(self, link: Link, places: Places) -> None:
         with self._own_stream():
-            for piece_TX in self._pieces(slots):
+            for piece_TX in self._pieces(places):
                 link.send_bytes(_bytes_of(piece_TX if self._is_host else piece_TX.cpu()))
 
-    def take(self, link: Link, description: bytes, slots: np.ndarray) -> None:
+    def take(self, link: Link, description: bytes, places: Places) -> None:
         with self._own_stream():
-            for piece_TX in self._pieces(slots):
+            for piece_TX in self._pieces(places):
                 host_TX = piece_TX if self._is_host else torch.empty_like(piece_TX, device="cpu")
                 link.receive_into(_bytes_of(host_TX))
                 if not self._is_host:
@@ -77,14 +76,15 @@ class TcpTransport:
         stream = None if self._is_host else torch.cuda.Stream(self._memory.device)
         return torch.cuda.stream(stream)  # pyrefly: ignore
 
-    def _pieces(self, slots: np.ndarray):
-        """Yield the rows of slots in order, a part of a contiguous run at a time."""
-        runs = list(runs_of(slots))
-        for rows_SX in self._memory.rows_SX:
-            most = max(1, PIECE_BYTES // rows_SX.shape[1])
-            for _, first, count in runs:
-                for start in range(first, first + count, most):
-                    yield rows_SX[start : min(start + most, first + count)]
+    def _pieces(self, places: Places):
+        """Yield the rows in order, a part of a contiguous run at a time."""
+        for group, own in zip(self._memory.groups, places, strict=True):
+            runs = list(runs_of(own))
+            for rows_PX in group:
+                most = max(1, PIECE_BYTES // rows_PX.shape[1])
+                for _, first, count in runs:
+                    for start in range(first, first + count, most):
+                        yield rows_PX[start : min(start + most, first + count)]
 
 
 def _bytes_of(rows_TX: torch.Tensor) -> memoryview:

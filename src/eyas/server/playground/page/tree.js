@@ -15,17 +15,15 @@ const FATES = {
   chosen: "chosen by the model",
 };
 
-/** The nodes of a step with the token that the model chose at the end of the walk, which may have been
- * drafted: nothing follows the end of an answer, so its node is not walked into. */
+/** The nodes of a step with the token that the model chose at the end of the walk, if it was not
+ * drafted. */
 function nodesOf(step) {
   const nodes = step.nodes.map((node) => ({ ...node }));
   const accepted = nodes.filter((node) => node.fate === "accepted");
   const chosen = step.tokens[accepted.length];
-  if (chosen) {
+  if (chosen && !nodes.some((node) => node.fate === "chosen")) {
     const above = nodes.findLastIndex((node) => node.fate === "accepted" || node.fate === "root");
-    const drafted = nodes.find((node) => node.parent === above && node.id === chosen.id);
-    if (drafted) drafted.fate = "chosen";
-    else nodes.push({ ...chosen, parent: above, source: "", score: null, fate: "chosen" });
+    nodes.push({ ...chosen, parent: above, source: "", score: null, fate: "chosen" });
   }
   return nodes;
 }
