@@ -135,6 +135,13 @@ def test_ebnf_escapes_and_comments(llguidance_backend: Any, tokenizer: Tokenizer
     assert not takes(grammar, letters_of(tokenizer, "eA"))
 
 
+def test_ebnf_repeats_what_repeats(llguidance_backend: Any, tokenizer: Tokenizer) -> None:
+    grammar = compiled(llguidance_backend, Source("ebnf", 'root ::= (("a"+)? "b"{2})* ((root?)+)?'))
+    for text in ("", "bb", "aabbbbabb"):
+        assert ends(grammar, letters_of(tokenizer, text))
+    assert not takes(grammar, letters_of(tokenizer, "ba"))
+
+
 def test_ebnf_rules_may_have_any_names(llguidance_backend: Any, tokenizer: Tokenizer) -> None:
     """Those of Lark's own start, names that are one in Lark's, and alternatives on their own lines."""
     ebnf = 'root ::= start\nstart ::= "1" a-b\n  # between\n  | "2" aB AB\n\na-b ::= a_b\n'

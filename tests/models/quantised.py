@@ -225,6 +225,9 @@ CASES = {
     "compressed fp8 blocks": Case(
         weights("float", 8, "block", block_structure=[128, 128]), fp8(128, 128, "weight_scale")
     ),
+    "compressed fp8 blocks in a text": Case(
+        weights("float", 8, "block", block_structure="64x32"), fp8(64, 32, "weight_scale")
+    ),
     "compressed w4a16": Case(weights("int", 4, "group", group_size=64), packed_rows(64)),
     "compressed w4a16 rows": Case(weights("int", 4, "channel", group_size=-1), packed_rows(-1)),
     "compressed w4a16 zeros": Case(

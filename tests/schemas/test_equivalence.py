@@ -267,6 +267,15 @@ def test_options_that_reference_different_types_are_told_apart() -> None:
     assert list(rewritten["$defs"].values()) == [{"type": "string"}]
 
 
+def test_many_options_of_one_value_are_told_apart() -> None:
+    options = [{"const": f"v{i}", "title": "a value"} for i in range(1000)]
+    assert len(json.loads(prepare({"oneOf": options}, param="schema"))["anyOf"]) == 1000
+    twice = json.loads(prepare({"oneOf": [*options[:20], {"const": "v3"}]}, param="schema"))
+    automaton = matcher(json.dumps(twice))
+    assert automaton is not None
+    assert lets_through(automaton, '"v4"') and not lets_through(automaton, '"v3"')
+
+
 def test_a_choice_that_could_never_end_is_gone() -> None:
     schema = {
         "anyOf": [{"$ref": "#/$defs/loop"}, {"type": "null"}],

@@ -318,3 +318,15 @@ def test_what_cannot_be_joined_is_refused_with_its_place_or_left_out(
     assert caught.value.fault == "unsupported"
     assert f" {place}: " in caught.value.message
     assert matcher(prepare(schema, param="schema", lenient=True)) is not None
+
+
+def test_no_comma_follows_the_last_name_that_a_pattern_lists() -> None:
+    schema = {
+        "properties": {"a": {"type": "integer"}, "c": {"type": "boolean"}},
+        "patternProperties": {"^(?:a|c)$": {"not": {"const": 1}}},
+        "additionalProperties": False,
+    }
+    check({**schema, "type": "object"}, [{}, {"c": True}, {"a": 2, "c": True}], [{"a": 1}])
+    automaton = matcher(prepare({**schema, "type": "object"}, param="schema"))
+    assert automaton is not None
+    assert automaton.validate_tokens(list(b'{"c":true,')) == len(b'{"c":true')

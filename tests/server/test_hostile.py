@@ -72,7 +72,10 @@ INPUTS: list[Any] = [
 FIELDS: dict[str, list[Any]] = {
     "model": [1, [], {}, True, "other", "x" * 5000, "../../etc/passwd", "tiny\n", ""],
     "stream": [1, "true", [], "yes"],
-    "stream_options": [{}, {"include_usage": True}, [], "x", {"unknown": True}],
+    "stream_options": [
+        *({}, {"include_usage": True}, [], "x", {"unknown": True}),
+        {"continuous_usage_stats": True},
+    ],
     "n": [0, -1, 129, 10**9, 1.5, "1", True, [1], HUGE],
     "temperature": [-0.1, 101, "0.5", True, [], {}, 1e-9, HUGE],
     "top_p": [0, -1, 1.1, "1", []],
@@ -103,7 +106,7 @@ FIELDS: dict[str, list[Any]] = {
     "include_stop_str_in_output": [2],
     "prompt_logprobs": [-1, 21, "1", True],
     "cache_salt": [1, "x" * 1000],
-    "best_of": [1, 2, "x"],
+    "best_of": [2, "x", True, HUGE],
     "use_beam_search": [True, 1.5, "x"],
     "response_format": [
         "text",

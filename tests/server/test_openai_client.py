@@ -47,6 +47,22 @@ def test_a_chat_stream_adds_up_to_the_answer(api: openai.OpenAI, fake: FakeClien
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+@pytest.mark.parametrize("granularity", ["step", "token"])
+def test_each_chunk_may_have_the_usage_so_far(
+    api: openai.OpenAI, fake: FakeClient, granularity: str
+):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    fields = {"stream_options": options, "stream_granularity": granularity}
+    asked = {"model": "tiny", "stream": True, "extra_body": fields}
+    chats = list(api.chat.completions.create(messages=USER, **asked))
+    texts = list(api.completions.create(prompt=["a b", "c"], **asked))
+    for chunks in (chats, texts):
+        usages = [(each.usage.prompt_tokens, each.usage.completion_tokens) for each in chunks]
+        assert len({num_prompt for num_prompt, _ in usages}) == 1
+        assert usages == sorted(usages) and usages[0] < usages[-1] == usages[-2]
+        assert chunks[0].usage.total_tokens == sum(usages[0])
+
+
 def test_a_stream_has_no_usage_unless_asked(api: openai.OpenAI, fake: FakeClient):
     chunks = list(api.chat.completions.create(model="tiny", messages=USER, stream=True))
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)

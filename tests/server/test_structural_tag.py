@@ -201,7 +201,7 @@ REFUSED: list[tuple[Any, str]] = [
         for form, fault in [
             (None, "invalid"),
             ([], "invalid"),
-            ({}, "unsupported"),
+            ({}, "invalid"),
             ({"type": ["x"]}, "unsupported"),
             ({"type": "qwen_xml_parameter", "json_schema": {}}, "unsupported"),
             ({"type": "token", "token": 5}, "unsupported"),

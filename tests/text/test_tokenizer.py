@@ -74,6 +74,28 @@ def test_a_vocabulary_that_spells_a_control_token_is_broken_up():
         assert tokenizer.decode(ids) == text
 
 
+def test_byte_tokens_among_the_added_tokens_stand_for_bytes():
+    spec = small.byte_fallback()
+    flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False}
+    spec["added_tokens"] += [
+        {"id": 3 + byte, "content": f"<0x{byte:02X}>", "normalized": False, **flags}
+        for byte in range(256)
+    ]
+    tokenizer = Tokenizer(spec)
+    text = "naïve 你好\ttabs <0x41>"
+    assert tokenizer.encode_text(text) == Tokenizer(small.byte_fallback()).encode_text(text)
+    assert tokenizer.decode(tokenizer.encode_text(text)) == text
+
+
+def test_characters_that_the_vocabulary_lacks_become_the_unknown_token():
+    spec = small.byte_fallback()
+    spec["model"] |= {"byte_fallback": False, "fuse_unk": False}
+    reference = huggingface.Tokenizer.from_str(json.dumps(spec))
+    ids = Tokenizer(spec).encode_text("The 你 sun")
+    assert ids == reference.encode("The 你 sun", add_special_tokens=False).ids
+    assert 0 in ids
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=40), st.sampled_from(KINDS))
 def test_text_survives_the_round_trip(tokenizers, text, kind):

@@ -11,7 +11,15 @@ import re
 from collections.abc import Iterator
 
 from llguidance import gbnf_to_lark
-from llguidance.gbnf_to_lark import AlternativeNode, ASTNode, Position, RuleNode, RuleRefNode
+from llguidance.gbnf_to_lark import (
+    AlternativeNode,
+    ASTNode,
+    Position,
+    RepetitionNode,
+    RuleNode,
+    RuleRefNode,
+    SequenceNode,
+)
 
 from eyas.core import GrammarError
 
@@ -66,6 +74,9 @@ def _written(rules: dict[str, RuleNode]) -> str:
     references: dict[str, list[RuleRefNode]] = {}
     for name, rule in rules.items():
         rule.alternatives = rule.alternatives.simplify()
+        for node in _below(rule):
+            if isinstance(node, RepetitionNode) and isinstance(node.node, RepetitionNode):
+                node.node = SequenceNode([node.node])  # written in parentheses
         references[name] = [node for node in _below(rule) if isinstance(node, RuleRefNode)]
         for node in references[name]:
             if node.name not in rules:

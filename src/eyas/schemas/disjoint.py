@@ -7,7 +7,7 @@ Does not know: how schemas are rewritten.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,22 +49,20 @@ class Disjointness:
         return self._are_apart(list(one), list(other), _MAX_DEPTH)
 
     def all_told_apart(self, options: Sequence[Schema]) -> bool:
-        """Whether all options require one property whose listed values differ from option to option: a
-        fast test for many options."""
+        """Whether all options list their values, or require one property whose values they list, and
+        these values differ from option to option: a fast test for many options."""
+        if _share_none(self.values([option]) for option in options):
+            return True
         if not all(self.types([option]) == {"object"} for option in options):
             return False
         shared = set.intersection(*(self.names([option])[2] for option in options))
-        for name in sorted(shared):
-            seen: set[str] = set()
-            for option in options:
-                listed = self.values(self._facts([option]).properties.get(name, [True]))
-                own = {canonical(value) for value in listed or ()}
-                if not own or own & seen:
-                    break
-                seen |= own
-            else:
-                return True
-        return False
+        return any(
+            _share_none(
+                self.values(self._facts([option]).properties.get(name, [True]))
+                for option in options
+            )
+            for name in sorted(shared)
+        )
 
     def types(self, schemas: Sequence[Schema]) -> frozenset[str]:
         """Return types that values of all these schemas can have."""
@@ -219,6 +217,17 @@ class Disjointness:
         first = prefix[0] if isinstance(prefix, list) and prefix else schema.get("items")
         if isinstance(first, (dict, bool)):
             facts.items.append(first)
+
+
+def _share_none(lists: Iterable[list[Any] | None]) -> bool:
+    """Whether no value is in two of the lists. False if one is empty or unknown."""
+    seen: set[str] = set()
+    for values in lists:
+        own = {canonical(value) for value in values or ()}
+        if not own or own & seen:
+            return False
+        seen |= own
+    return True
 
 
 def _max_bound(name: str, a: _SchemaFacts, b: _SchemaFacts) -> tuple[float, float] | None:

@@ -43,8 +43,7 @@ def rewrite_object(
         named = {name: both(child, everywhere) for name, child in named.items()}
         patterns = {other: both(child, everywhere) for other, child in patterns.items()}
         rest = everywhere
-    if len(patterns) > 1:
-        _list_names(patterns, named)
+    _list_names(patterns, named)
     if patterns and rewriter.siblings.have_other_patterns(schema):
         patterns, rest = rewriter.attempt(
             lambda: _refuse(rewriter, under(path, "patternProperties")), ({}, True)

@@ -23,7 +23,13 @@ from eyas.server.client import EngineOverloaded, EngineUnavailable
 from eyas.server.codes import Code
 from eyas.server.error_context import ErrorContext
 from eyas.server.errors import ApiError
-from eyas.server.formats import AnswerFormat, ChoiceOutput, num_cached_tokens, usage_object
+from eyas.server.formats import (
+    AnswerFormat,
+    ChoiceOutput,
+    num_cached_tokens,
+    token_counts,
+    usage_object,
+)
 from eyas.server.options import StreamGranularity
 from eyas.server.record import AnswerRecord, RequestRecord
 from eyas.server.service import Service
@@ -47,6 +53,7 @@ class Answer:
 
     error_context: explains errors of this request. with_drafts: usage includes statistics of the
     drafts. granularity: how a stream is cut into events; None is the server's setting.
+    with_usage_so_far: each object of a stream has the usage up to it.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class Answer:
         *,
         with_drafts: bool = False,
         granularity: StreamGranularity | None = None,
+        with_usage_so_far: bool = False,
     ) -> None:
         self._service = service
         self._id = answer_id
@@ -67,6 +75,7 @@ class Answer:
         self._errors = error_context
         self._with_drafts = with_drafts
         self._granularity = granularity or service.options.stream_granularity
+        self._with_usage_so_far = with_usage_so_far
         self._num_per_prompt = requests[0].params.n
         self._num_choices = len(requests) * self._num_per_prompt
         self._usages: list[list[Usage | None]] = [[None] * self._num_per_prompt for _ in requests]
@@ -159,6 +168,8 @@ class Answer:
         source: AsyncGenerator[tuple[int, Delta], None],
     ) -> AsyncGenerator[bytes, None]:
         failures: list[ApiError] = []
+        num_prompt = sum(len(request.prompt_token_ids) for request in self._requests)
+        num_output = 0
 
         def events(chunks: list[dict[str, Any]]) -> bytes:
             return b"".join(map(self._format.encode, chunks))
@@ -167,10 +178,16 @@ class Answer:
             return events(self._format.failure(error)) + self._format.end_of_stream
 
         def encode(choice_index: int, delta: Delta) -> bytes:
+            nonlocal num_output
             if error := _error_of(delta):
                 failures.append(self._errors.explained(error))
                 return b""
-            return events(self._format.chunks(choice_index, delta))
+            chunks = self._format.chunks(choice_index, delta)
+            num_output += len(delta.token_ids)
+            if self._with_usage_so_far:
+                usage = token_counts(num_prompt, num_output)
+                chunks = [{**chunk, "usage": usage} for chunk in chunks]
+            return events(chunks)
 
         try:
             if first is not None:

@@ -44,7 +44,7 @@ from eyas.server.request_models import (
 )
 from eyas.server.request_reader import RequestReader
 from eyas.server.response_routes import ResponseRoutes
-from eyas.server.sampling import includes_usage
+from eyas.server.sampling import includes_usage, includes_usage_so_far
 from eyas.server.service import Service
 from eyas.server.sse import ClientDisconnected
 from eyas.server.template_inputs import template_messages, template_options, template_tools
@@ -208,6 +208,7 @@ class _Routes:
             ChatFormat(tokenizer, answer_id, name, chat, includes_usage(body)),
             errors_of_body,
             with_drafts=bool(body.return_draft_details),
+            with_usage_so_far=includes_usage_so_far(body),
             granularity=body.stream_granularity,
         )
         return await answer.respond(http, streams=bool(body.stream))
@@ -231,6 +232,7 @@ class _Routes:
             CompletionFormat(processor.tokenizer, answer_id, name, requests, body),
             errors_of_body,
             with_drafts=bool(body.return_draft_details),
+            with_usage_so_far=includes_usage_so_far(body),
             granularity=body.stream_granularity,
         )
         return await answer.respond(http, streams=bool(body.stream))

@@ -138,15 +138,22 @@ def usage_object(usages: list[list[Usage | None]], *, with_drafts: bool = False)
         num_prompt += max((usage.num_prompt_tokens for usage in finished_usages), default=0)
         num_output += sum(usage.num_output_tokens for usage in finished_usages)
     result: dict[str, Any] = {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
+        **token_counts(num_prompt, num_output),
         "prompt_tokens_details": {"cached_tokens": num_cached_tokens(usages)},
     }
     if with_drafts:
         finished_usages = [usage for choices in usages for usage in choices if usage is not None]
         result["draft_details"] = draft_details(finished_usages)
     return result
+
+
+def token_counts(num_prompt: int, num_output: int) -> dict[str, int]:
+    """Return the counts of usage in OpenAI's shape."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+    }
 
 
 def num_cached_tokens(usages: list[list[Usage | None]]) -> int:

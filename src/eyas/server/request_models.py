@@ -40,11 +40,13 @@ MAX_TRANSFER_FIELDS = 64
 
 
 def _check_stream_options(options: dict[str, Any]) -> dict[str, Any]:
-    unknown = set(options) - {"include_usage", "include_obfuscation"}
+    unknown = set(options) - {"include_usage", "include_obfuscation", "continuous_usage_stats"}
     if unknown:
         raise ValueError(f"{min(unknown)[:MAX_NAME_CHARS]!r} is not supported")
     if not all(value is None or isinstance(value, bool) for value in options.values()):
         raise ValueError("must be true or false")
+    if options.get("continuous_usage_stats") and not options.get("include_usage"):
+        raise ValueError("continuous_usage_stats needs include_usage: true")
     return options
 
 
@@ -152,7 +154,7 @@ class CompletionFields(SamplingFields):
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
 
-    best_of: Any = None
+    best_of: Count | None = None
     use_beam_search: Any = None
 
 

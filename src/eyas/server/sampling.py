@@ -19,9 +19,9 @@ SEED_BITS = 53
 
 def refuse_unsupported(body: CompletionFields) -> None:
     """Raise RequestError for fields that are known but not supported, or do not go together."""
-    if body.best_of is not None:
+    if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError(
-            "best_of: is not supported; ask for n answers",
+            "best_of: is not supported above n; ask for n answers",
             param="best_of",
             code="unsupported_parameter",
         )
@@ -61,6 +61,11 @@ def check_alternatives(body: Any, limit: int, *names: str) -> None:
 def includes_usage(body: CompletionFields) -> bool:
     """Whether a stream ends with a chunk of usage."""
     return bool((body.stream_options or {}).get("include_usage"))
+
+
+def includes_usage_so_far(body: CompletionFields) -> bool:
+    """Whether each chunk of a stream has the usage up to it."""
+    return bool((body.stream_options or {}).get("continuous_usage_stats"))
 
 
 def sampling_params(

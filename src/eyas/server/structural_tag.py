@@ -83,6 +83,8 @@ class _FormatReader:
         fields = dict(value)
         name = kind or fields.pop("type", None)
         read = _FORMATS.get(name) if isinstance(name, str) else None
+        if name is None:
+            raise self.error_at(f"{path}.type", f"is required; use one of {', '.join(_FORMATS)}")
         if read is None:
             raise self.error_at(
                 f"{path}.type", f"{str(name)[:64]!r} is not supported", "unsupported"

@@ -91,11 +91,14 @@ class TextProcessor:
             found = dialect_reason(require_tokenizer(self.tokenizer), source, info.architecture)
             options.append(f"detected: {found}")
         is_given = self.template is not None and chat_template is not None
+        template_reason = "--chat-template" if is_given else "the model's files"
+        if self.template is not None and not self.template.mentions("tools"):
+            template_reason += "; it does not show tools to the model"
         return (
             StartChoice(
                 "chat template",
                 "none" if self.template is None else f"{len(self.template.source):,} characters",
-                "--chat-template" if is_given else "the model's files",
+                template_reason,
             ),
             StartChoice("dialect", self._dialect.name, "; ".join(options)),
             sampling,

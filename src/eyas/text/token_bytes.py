@@ -83,6 +83,10 @@ class TokenByteDecoder:
                 num_leading_spaces = 1 if prepends else 0
         return cls(False, space, "ByteFallback" in kinds, num_leading_spaces)
 
+    def is_byte_token(self, token: str) -> bool:
+        """Whether the token stands for a byte. Some files list these among the added tokens."""
+        return self.has_byte_tokens and _BYTE_TOKEN.fullmatch(token) is not None
+
     def of(self, token: str) -> bytes:
         """Return the bytes of a model token. Not for added tokens, whose text is their content."""
         if self.is_byte_level:

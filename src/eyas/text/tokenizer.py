@@ -1,8 +1,9 @@
 """The tokenizer of a model: text to ids that are never control tokens, and ids back to text.
 
-Promises: `encode_text` and `encode_prompt` never produce a control token, whatever the text is.
-`decode` concatenates the bytes of the tokens, so its text is exact. Control tokens are the added
-tokens that are special or look like a marker (`<...>`, `[...]`).
+Promises: `encode_text` and `encode_prompt` never produce a control token, whatever the text is, but for
+the unknown token, which stands for characters that the vocabulary lacks. `decode` concatenates the
+bytes of the tokens, so its text is exact. Control tokens are the added tokens that are special or look
+like a marker (`<...>`, `[...]`) and stand for no byte.
 Does not know: chat templates, requests. Reads only tokenizer.json and its JSON configuration: no
 pickled vocabulary, no code.
 """
@@ -55,7 +56,12 @@ class Tokenizer:
     def __init__(self, spec: dict[str, Any], config: dict[str, Any] | None = None) -> None:
         """spec: a parsed tokenizer.json. config: a parsed tokenizer_config.json, if any."""
         config = config or {}
-        added = _added_tokens(spec, config)
+        self._byte_decoder = TokenByteDecoder.from_spec(spec)
+        added = [
+            token
+            for token in _added_tokens(spec, config)
+            if not self._byte_decoder.is_byte_token(token["content"])
+        ]
         self.control_tokens: tuple[ControlToken, ...] = tuple(
             ControlToken(
                 id=token["id"],
@@ -73,7 +79,6 @@ class Tokenizer:
             token.id for token in self.control_tokens if token.is_special
         )
         self._added_text = {token["id"]: token["content"] for token in added}
-        self._byte_decoder = TokenByteDecoder.from_spec(spec)
         self._bytes_of_id: dict[int, bytes] = {}
         self._plain = _plain_tokenizer(spec, added, self.control_ids)
         self._continuing = self._plain
@@ -86,6 +91,10 @@ class Tokenizer:
         """The texts of bos_token, eos_token and so on, by name, as variables of chat templates."""
         self.bos_id = self._id_of_special("bos_token")
         self.eos_id = self._id_of_special("eos_token")
+        unknown = {_unknown_id(spec)} - {self.bos_id, self.eos_id}
+        self._never_text = self.control_ids - unknown
+        """Control tokens that no text is encoded to. The unknown token stands for characters that the
+        vocabulary lacks."""
         self._prompt_prefix = _prompt_prefix(spec)
         self.vocab_size = 1 + max(
             self._plain.get_vocab_size(with_added_tokens=True) - 1, *self._added_text, -1, -1
@@ -210,7 +219,7 @@ class Tokenizer:
         plain = self._continuing if continues else self._plain
         # A batch of one text: only the batched calls release the GIL.
         ids = plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        if self.control_ids.isdisjoint(ids):
+        if self._never_text.isdisjoint(ids):
             return ids
         return self._encode_without_control_tokens(text, continues)
 
@@ -221,14 +230,14 @@ class Tokenizer:
         encoding = plain.encode_batch([text], add_special_tokens=False)[0]
         pieces, begin = [], 0
         for token_id, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token_id not in self.control_ids or first < begin:
+            if token_id not in self._never_text or first < begin:
                 continue
             # A control token of one character cannot be written as text: leave it out.
             pieces.append(text[begin : first + 1 if last - first > 1 else first])
             begin = first + 1
         pieces.append(text[begin:])
         if pieces == [text]:
-            return [token for token in encoding.ids if token not in self.control_ids]
+            return [token for token in encoding.ids if token not in self._never_text]
         ids: list[int] = []
         for piece in pieces:
             if piece:
@@ -289,6 +298,16 @@ def _plain_tokenizer(
         raise ValueError(f"cannot be read as a tokenizer ({error}); download it again") from error
     plain.encode_special_tokens = True
     return plain
+
+
+def _unknown_id(spec: dict[str, Any]) -> int | None:
+    """Return the id that the model gives to characters that its vocabulary lacks; None if there is
+    none."""
+    model = spec.get("model") or {}
+    vocab, text = model.get("vocab"), model.get("unk_token")
+    if isinstance(vocab, dict) and isinstance(text, str):
+        return vocab.get(text)
+    return model.get("unk_id")
 
 
 def _metaspaces(spec: dict[str, Any]) -> list[dict[str, Any]]:

@@ -5,6 +5,8 @@ Promises: a value that is no size is refused by name.
 
 from __future__ import annotations
 
+import re
+
 from eyas.models.config_file import ConfigFile
 
 
@@ -15,10 +17,13 @@ def group_size(config: ConfigFile) -> int:
 
 
 def block_size(config: ConfigFile, field: str) -> tuple[int, int] | None:
-    """Return the rows and columns of a block; None where the field is absent or null."""
+    """Return the rows and columns of a block, also spelled "128x128"; None where the field is absent
+    or null."""
     value = config.values.get(field)
     if value is None:
         return None
+    if isinstance(value, str) and re.fullmatch(r"\d{1,9}x\d{1,9}", value, re.ASCII):
+        value = [int(size) for size in value.split("x")]
     is_size = isinstance(value, list) and len(value) == 2
     if not is_size or not all(type(size) is int and size > 0 for size in value):
         raise config.error(field, f"must be the rows and columns of a block, not {value!r}")
