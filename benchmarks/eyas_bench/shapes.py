@@ -30,6 +30,7 @@ from eyas.models.packing import packable
 from eyas.models.spec import LayerTraits, ModelSpec
 from eyas.ops.route import Routing
 from eyas.parallel.cut import Cut, Parameter
+from eyas.parallel.shard import WHOLE, Shard
 
 QUANTIZATIONS = {
     "fp8": Layout("fp8", 128, 128),
@@ -419,9 +420,13 @@ def dummy_decoder(
     max_model_len: int,
     order: RowOrder | None = None,
     layouts: Layouts = UNPACKED,
+    shard: Shard = WHOLE,
     seed: int = 0,
 ) -> Decoder:
-    """Return a model of this shape with random weights, ready to run. layouts: from `dummy_layouts`."""
+    """Return a model of this shape with random weights, or a rank's part of one, ready to run.
+
+    layouts: from `dummy_layouts`.
+    """
     with torch.no_grad():
         decoder = Decoder(
             spec,
@@ -430,6 +435,7 @@ def dummy_decoder(
             max_model_len=max_model_len,
             order=order,
             layouts=layouts,
+            shard=shard,
         )
         _fill(decoder.parameters(), decoder.device, seed)
         decoder.seal()
@@ -466,8 +472,8 @@ def _fill(parameters: dict[str, list[Parameter]], device: torch.device, seed: in
     generator = torch.Generator(device).manual_seed(seed)
     for name, blocks in parameters.items():
         for block in blocks:
-            assert not isinstance(block, Cut)
-            if isinstance(block, PackedWeight) or block.ndim == 2:
-                block.normal_(0.0, block.shape[1] ** -0.5, generator=generator)
+            held = block.target if isinstance(block, Cut) else block
+            if isinstance(held, PackedWeight) or len(block.shape) == 2:
+                held.normal_(0.0, block.shape[1] ** -0.5, generator=generator)
             else:
-                block.fill_(0.0 if name.endswith("bias") else 1.0)
+                held.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -87,10 +87,6 @@ def build_engine(
     progress("opening the device", 0, 0)
     hardware = open_hardware(config)
     check_endpoints(config.cache.kv_events)
-    if config.parallel.tp > 1 and hardware.device.type == "cuda":
-        log.info("steps of several ranks run without CUDA graphs")
-        scheduler = msgspec.structs.replace(config.scheduler, max_graph_batch=0)
-        config = msgspec.structs.replace(config, scheduler=scheduler)
     parts = load(config, hardware, progress, drafts=own_drafter is None)
     try:
         progress("preparing steps", 0, 0)

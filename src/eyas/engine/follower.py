@@ -13,13 +13,16 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NoReturn
 
 import torch
 
 from eyas import logs, wire
 from eyas.attention import open_attention
 from eyas.cache import KVStore
+from eyas.cache.store import KVScales
 from eyas.config import EngineConfig
 from eyas.engine.kv_format import resolve_kv_dtype
 from eyas.engine.load import (
@@ -30,12 +33,13 @@ from eyas.engine.load import (
 )
 from eyas.engine.ranks import shard_of
 from eyas.engine.worker import read_line
-from eyas.models import ModelSpec
+from eyas.models import Decoder, ModelSpec
 from eyas.models.sharding import of_rank
-from eyas.parallel.group import Group, Meeting, meet
+from eyas.parallel.group import Meeting, meet
 from eyas.parallel.lost import GroupLost
+from eyas.parallel.shard import Shard
 from eyas.runner.device import Device, cache_budget
-from eyas.runner.ranks import EndMessage, Listener, StateMessage
+from eyas.runner.following import Follower
 from eyas.runner.runner import ModelRunner
 
 log = logging.getLogger("eyas.rank")
@@ -44,7 +48,29 @@ ANY_SLOTS = 1 << 48
 """Says that a rank limits no number of slots."""
 
 
-def main() -> int:
+LoadModel = Callable[[EngineConfig, Device, Shard], tuple[Decoder, tuple[KVScales, ...]]]
+"""Returns a rank's part of the model, and the scales of an FP8 cache."""
+
+
+def load_model(
+    config: EngineConfig, hardware: Device, shard: Shard
+) -> tuple[Decoder, tuple[KVScales, ...]]:
+    """Load a rank's part of the model from its files."""
+    opened = open_files(config, hardware, shard)
+    files, dtype = opened.files, opened.dtype
+    order = find_order(config, hardware, dtype, of_rank(files.spec, shard))
+    model = files.load(
+        dtype=dtype,
+        device=hardware.device,
+        max_model_len=longest_sequence(config, files.spec),
+        order=order.order,
+        shard=shard,
+    )
+    kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
+    return model, files.kv_scales() if kv_dtype != dtype else ()
+
+
+def main(load: LoadModel = load_model) -> int:
     """Read the setup from standard input, and run until told to end. Returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the first rank decides when this one ends
         signal.signal(number, signal.SIG_IGN)
@@ -53,7 +79,7 @@ def main() -> int:
     logs.configure(setup.log_level, setup.log_format)
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     try:
-        follow(setup)
+        follow(setup, load)
     except GroupLost as error:
         log.error("rank %d ends: %s", setup.rank, error)
         return 1
@@ -70,42 +96,17 @@ def _end_with(lifeline: int) -> None:
     os._exit(0)
 
 
-def follow(setup: wire.RankSetup) -> None:
+def follow(setup: wire.RankSetup, load: LoadModel) -> None:
     """Meet the other ranks, load this rank's part of the model, and run what rank 0 announces."""
     config = setup.config
     hardware = open_hardware(config, setup.local_rank)
     parallel = config.parallel
     meeting = Meeting(setup.rank, parallel.tp, setup.place, parallel.timeout_seconds)
     group = meet(meeting, hardware.device)
-    runner = load_rank(config, hardware, group)
-    listener = Listener(group, hardware.device)
-    states = runner.backend.states
-    while True:
-        match listener.next():
-            case EndMessage():
-                return
-            case StateMessage(change, arguments):
-                assert states is not None
-                getattr(states, change)(*arguments)
-            case rows:
-                runner.forward(rows)
-
-
-def load_rank(config: EngineConfig, hardware: Device, group: Group) -> ModelRunner:
-    """Return the runner of this rank's part of the model."""
     shard = replace(shard_of(config, hardware.device, group.rank), group=group)
-    opened = open_files(config, hardware, shard)
-    files, dtype = opened.files, opened.dtype
-    local = of_rank(files.spec, shard)
+    model, kv_scales = load(config, hardware, shard)
+    local, dtype = of_rank(model.spec, shard), model.dtype
     kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
-    order = find_order(config, hardware, dtype, local)
-    model = files.load(
-        dtype=dtype,
-        device=hardware.device,
-        max_model_len=longest_sequence(config, files.spec),
-        order=order.order,
-        shard=shard,
-    )
     num_slots = group.least(slots_of_rank(config, local, hardware, kv_dtype))
     kv = KVStore(
         local.stores,
@@ -113,9 +114,9 @@ def load_rank(config: EngineConfig, hardware: Device, group: Group) -> ModelRunn
         dtype=dtype,
         device=hardware.device,
         stored_dtype=kv_dtype,
-        scales=files.kv_scales() if kv_dtype != dtype else (),
+        scales=kv_scales,
     )
-    return ModelRunner(model, open_attention(kv))
+    Follower(group, ModelRunner(model, open_attention(kv))).run()
 
 
 def slots_of_rank(
@@ -130,8 +131,13 @@ def slots_of_rank(
     return budget // KVStore.bytes_per_slot(spec.stores, kv_dtype)
 
 
-if __name__ == "__main__":
+def end_process(load: LoadModel = load_model) -> NoReturn:
+    """Run a rank, and end its process."""
     torch.set_grad_enabled(False)
-    status = main()
+    status = main(load)
     logging.shutdown()
     os._exit(status)  # a thread still reads the pipe
+
+
+if __name__ == "__main__":
+    end_process()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
@@ -42,10 +43,16 @@ class Ranks:
     leader: announces forward passes to them. shard: of this rank, with the group.
     """
 
-    def __init__(self, config: EngineConfig, directory: str, hardware: Device) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        directory: str,
+        hardware: Device,
+        command: Sequence[str] = (),
+    ) -> None:
         """Start the other ranks of this machine, and meet all of them.
 
-        directory: of the model. Raises GroupLost if a rank does not come.
+        directory: of the model. command: as `RankProcesses`. Raises GroupLost if a rank does not come.
         """
         self._place = None if config.parallel.num_nodes > 1 else PrivatePlace()
         self._processes: RankProcesses | None = None
@@ -56,7 +63,7 @@ class Ranks:
         try:
             here = msgspec.structs.replace(config.model, path=directory, offline=True)
             found = msgspec.structs.replace(config, model=here)
-            self._processes = RankProcesses(found, where)
+            self._processes = RankProcesses(found, where, command)
             meeting = Meeting(0, config.parallel.tp, where, config.parallel.timeout_seconds)
             self._group = self._meet(meeting, hardware.device)
         except BaseException:
