@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from eyas.attention.base import Layout
+from eyas.parallel.lost import GroupLost
 from eyas.runner.rank_messages import DropMessage, ForwardMessage, Message, ReplayMessage, decode
 from eyas.runner.ranks import Leader
 from eyas.runner.rows import ForwardRows
@@ -60,12 +61,31 @@ def test_graphs_have_numbers_and_are_dropped_before_the_next_replay() -> None:
         pass
     assert nothing.number is None
     leader.drop(0)
-    leader.replay(1)
-    leader.replay(1)
+    for _ in range(2):
+        with leader.replaying(1):
+            pass
     passes, rest = group.messages[:3], group.messages[3:]
     found = [each.capture for each in passes if isinstance(each, ForwardMessage)]
     assert found == [None, 0, 1]
     assert rest == [DropMessage([0]), ReplayMessage(1), ReplayMessage(1)]
+
+
+class End:
+    """The event at the end of a replay."""
+
+    def __init__(self, *, has_ended: bool) -> None:
+        self._has_ended = has_ended
+
+    def query(self) -> bool:
+        return self._has_ended
+
+
+def test_a_replay_that_does_not_end_is_a_loss() -> None:
+    leader = leader_of(Recorder())
+    leader._launched += [(0.0, End(has_ended=True)), (0.0, End(has_ended=False))]  # pyrefly: ignore
+    leader.check_replays(1e9)
+    with pytest.raises(GroupLost, match=r"has not ended in 0\.5 seconds"):
+        leader.check_replays(0.5)
 
 
 def test_a_pass_that_another_rank_cannot_capture_is_an_error_and_no_loss() -> None:

@@ -63,20 +63,30 @@ class Exchanges(Protocol):
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any, /
     ) -> dist.Work | None: ...
     def broadcast(self, x: list[torch.Tensor], options: Any, /) -> dist.Work | None: ...
+    def abort(self) -> None: ...
 
 
 class Group:
     """The ranks of one engine.
 
     messages: carries messages, between hosts. exchanges: carries tensors, of the devices on which the
-    ranks compute.
+    ranks compute. is_on_gpu: these are GPUs.
     """
 
-    def __init__(self, rank: int, size: int, messages: Exchanges, exchanges: Exchanges) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        messages: Exchanges,
+        exchanges: Exchanges,
+        *,
+        is_on_gpu: bool = False,
+    ) -> None:
         self.rank = rank
         self.size = size
         self._messages = messages
         self._exchanges = exchanges
+        self.is_on_gpu = is_on_gpu
         self._reason: str | None = None
 
     @property
@@ -87,6 +97,15 @@ class Group:
         """Make every later call fail. reason: for its message."""
         if self._reason is None:
             self._reason = reason
+
+    def abort(self, reason: str) -> None:
+        """Give up, and end the exchanges of GPUs that wait for another rank; their results are void.
+
+        Can run in any thread. A CPU's exchanges end by themselves.
+        """
+        self.give_up(reason)
+        if self.is_on_gpu:
+            self._exchanges.abort()
 
     def check(self) -> None:
         """Raise GroupLost if the group is lost."""
@@ -186,7 +205,7 @@ def meet(meeting: Meeting, device: torch.device) -> Group:
             f"rank {rank} of {size} did not meet the others at {meeting.place}: "
             f"{_first_sentence(error)}"
         ) from error
-    return Group(rank, size, messages, exchanges)
+    return Group(rank, size, messages, exchanges, is_on_gpu=device.type != "cpu")
 
 
 def _first_sentence(error: RuntimeError) -> str:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -92,10 +92,13 @@ class Announced(Protocol):
 
 
 class Announcer(Protocol):
-    """Has the other ranks capture, replay and drop the forward pass that is in a stage."""
+    """Has the other ranks capture, replay and drop the forward pass that is in a stage.
+
+    capturing, replaying: contexts in which this rank does the same.
+    """
 
     def capturing(self) -> AbstractContextManager[Announced]: ...
-    def replay(self, number: int) -> None: ...
+    def replaying(self, number: int) -> AbstractContextManager[None]: ...
     def drop(self, number: int) -> None: ...
 
 
@@ -103,17 +106,16 @@ class Announcer(Protocol):
 class Captured:
     """A captured stage and the result that its replays write.
 
-    announce: called before a replay, tells the other ranks; None if they have no part in the stage.
+    replaying: the context of a replay in which the other ranks have a part.
     """
 
     graph: torch.cuda.CUDAGraph
     result: Any
-    announce: Callable[[], None] | None = None
+    replaying: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def replay(self) -> None:
-        if self.announce is not None:
-            self.announce()
-        self.graph.replay()
+        with self.replaying():
+            self.graph.replay()
 
 
 def recorded(stage: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
@@ -277,7 +279,7 @@ class StepGraphs:
                 graph, result = self._record(name, stage)
             captured = Captured(graph, result)
             if (number := announced.number) is not None:
-                captured = Captured(graph, result, partial(announcer.replay, number))
+                captured = Captured(graph, result, partial(announcer.replaying, number))
                 finalize(captured, announcer.drop, number)
         self.num_captured += 1
         self._alive.setdefault(name, WeakSet()).add(captured)

@@ -14,6 +14,7 @@ Does not know: schedules, trees, how processes are started.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import msgspec
 import torch
 
 from eyas.parallel.group import Group
+from eyas.parallel.lost import GroupLost
 from eyas.runner.rank_messages import (
     AliveMessage,
     DropMessage,
@@ -36,6 +38,8 @@ from eyas.runner.rank_messages import (
 from eyas.runner.rows import ForwardRows
 
 ALIVE_SECONDS = 5.0
+MOST_WATCHED = 64
+"""Replays whose end is waited for; more than a step has in flight."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +59,7 @@ class Leader:
         self._capture: CapturedPass | None = None
         self._num_captured = 0
         self._dropped: list[int] = []
+        self._launched: deque[tuple[float, torch.cuda.Event]] = deque(maxlen=MOST_WATCHED)
 
     def _send(self, message: Message) -> None:
         self._sent_at = time.monotonic()
@@ -97,12 +102,29 @@ class Leader:
         if not everywhere:
             raise RuntimeError("another rank cannot capture it; its log says why")
 
-    def replay(self, number: int) -> None:
-        """Announce a replay of a captured pass."""
+    @contextmanager
+    def replaying(self, number: int) -> Iterator[None]:
+        """Announce a replay of a captured pass, which is launched inside the context."""
         if self._dropped:
             dropped, self._dropped = self._dropped, []
             self._send(DropMessage(dropped))
         self._send(ReplayMessage(number))
+        yield
+        if torch.cuda.is_available():
+            end = torch.cuda.Event()
+            end.record()
+            self._launched.append((time.monotonic(), end))
+
+    def check_replays(self, most_seconds: float) -> None:
+        """Raise GroupLost if a replay has not ended in this time, because a rank does not come to one
+        of its exchanges. Can run in any thread."""
+        while self._launched:
+            launched_at, end = self._launched[0]
+            if not end.query():
+                if time.monotonic() - launched_at > most_seconds:
+                    raise GroupLost(f"an exchange has not ended in {most_seconds:g} seconds")
+                return
+            self._launched.popleft()
 
     def drop(self, number: int) -> None:
         """Let a captured pass go. Sends nothing now, so that a finalizer may call it."""
