@@ -14,14 +14,16 @@ from eyas.models import Decoder, resolve_dtype
 from eyas.models.sharding import of_rank
 from eyas.parallel.shard import Shard
 from eyas.runner.device import Device
-from eyas_bench.shapes import dummy_decoder, find_shape
+from eyas_bench.shapes import dummy_decoder, dummy_layouts, find_shape
 
 
 def load_dummy(
     config: EngineConfig, hardware: Device, shard: Shard
 ) -> tuple[Decoder, tuple[KVScales, ...]]:
-    """Return a rank's part of the shape that `config.model.path` names."""
-    spec = find_shape(config.model.path).model
+    """Return a rank's part of the shape that `config.model.path` names; after a colon comes how its
+    weights are packed."""
+    shape, _, quantization = config.model.path.partition(":")
+    spec = find_shape(shape).model
     dtype = resolve_dtype(config.model.dtype, hardware.device)
     model = dummy_decoder(
         spec,
@@ -29,6 +31,7 @@ def load_dummy(
         device=hardware.device,
         max_model_len=longest_sequence(config, spec),
         order=find_order(config, hardware, dtype, of_rank(spec, shard)).order,
+        layouts=dummy_layouts(spec, quantization or None, shard),
         shard=shard,
         seed=shard.rank,
     )

@@ -75,19 +75,18 @@ def dummy_parts(
     leaves tokens without text.
     """
     dtype = resolve_dtype(config.model.dtype, place.device)
-    layouts = dummy_layouts(shape.model, quantization)
+    shard = shard_of(config, place.device)
+    check_ranks(shape.model, shard, on_gpu=place.device.type != "cpu")
+    layouts = dummy_layouts(shape.model, quantization, shard)
     if layouts and not usable(place.device):
         raise ValueError(
             f"quantization: packed weights are for a CUDA device, not {place.device}; leave it out"
         )
     drafting = decide(shape, config.draft)
-    shard = shard_of(config, place.device)
-    check_ranks(shape.model, shard, on_gpu=place.device.type != "cpu")
     ranks = None
     if shard.size > 1:
-        if layouts:
-            raise ValueError("quantization: ranks of a shape have plain weights; leave it out")
-        ranks = Ranks(config, shape.name, place, python_command("eyas_bench.rank"))
+        named = shape.name if quantization is None else f"{shape.name}:{quantization}"
+        ranks = Ranks(config, named, place, python_command("eyas_bench.rank"))
         shard = ranks.shard
     order = find_order(config, place, dtype, of_rank(shape.model, shard))
     model = dummy_decoder(

@@ -390,10 +390,13 @@ def draft_ids(spec: HeadSpec) -> torch.Tensor:
     return ids_V * spec.vocab_size // spec.draft_vocab_size
 
 
-def dummy_layouts(spec: ModelSpec, quantization: str | None) -> dict[str, Layout]:
+def dummy_layouts(
+    spec: ModelSpec, quantization: str | None, shard: Shard = WHOLE
+) -> dict[str, Layout]:
     """Return the layouts of the weights that are packed, by parameter name.
 
-    quantization: one of QUANTIZATIONS; None packs none. ValueError: it is unknown, or fits no weight.
+    quantization: one of QUANTIZATIONS; None packs none. shard: a rank's part of the weights.
+    ValueError: it is unknown, or fits no weight.
     """
     if quantization is None:
         return {}
@@ -405,7 +408,8 @@ def dummy_layouts(spec: ModelSpec, quantization: str | None) -> dict[str, Layout
     def choose(parameter: str) -> Layout | None:
         return None if experts_alone and ".experts." not in parameter else wanted
 
-    empty = Decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1)
+    shard = replace(shard, group=None)
+    empty = Decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1, shard=shard)
     found = packable(spec, empty.parameters(), choose)
     if not found:
         raise ValueError(f"quantization: {quantization} fits no weight of {spec.architecture}")

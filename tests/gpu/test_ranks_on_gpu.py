@@ -24,6 +24,7 @@ from eyas.core import Request
 from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
 from tests.laws.world import Answers, run
+from tests.models.quantised import CASES, write_quantised
 from tests.models.tiny import make_model, save_model, tokens
 
 pytestmark = [
@@ -42,6 +43,7 @@ SIZES: dict[str, Any] = {
 """Sums over features that the pieces of the tree divide on a GPU."""
 KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
     "dense": ("qwen3", {}, 1),
+    "packed": ("qwen3", {}, 1),
     "experts": ("qwen3 moe in some layers", {"moe_intermediate_size": 64}, 2),
 }
 """Of each kind: the tiny model, its own sizes, and the ranks that divide its experts."""
@@ -107,6 +109,8 @@ def test_two_ranks_give_the_tokens_and_log_probabilities_of_one(kind: str, tmp_p
     """With sums in a tree, from graphs and without, with and without drafts."""
     name, sizes, ep = KINDS[kind]
     directory = save_model(make_model(name, **SIZES, **sizes), tmp_path / "model")
+    if kind == "packed":
+        write_quantised(directory, CASES["fp8 blocks"])
     with engine_of(directory, tp=1, captures=True, exact=True) as engine:
         expected, together = answers(engine, captures=True)
     assert together == expected
