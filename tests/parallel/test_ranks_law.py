@@ -37,7 +37,7 @@ from eyas.runner.graphs import StepGraphs
 from eyas.runner.ranks import Leader
 from tests.laws.captures import tensors_of
 from tests.laws.drafters import Oracle
-from tests.laws.world import VOCAB, Answers, run, write_layers, write_model
+from tests.laws.world import IN_WINDOWS, VOCAB, Answers, run, write_layers, write_model
 from tests.models.tiny import make_model, save_model, tokens
 
 pytestmark = pytest.mark.skipif(
@@ -116,6 +116,9 @@ def test_ranks_give_the_tokens_and_log_probabilities_of_one(kind: str, tmp_path:
             stats = engine.stats()
             assert stats.num_accepted_tokens > 20
             assert stats.num_prefix_hit_tokens > 0
+            if kind == IN_WINDOWS:  # their window slots are recycled, on all ranks
+                assert engine.cache.windows is not None
+                assert engine.cache.windows.num_recycled > 0
         assert not any(map(is_rank, ranks)), "ranks end with their engine"
 
 

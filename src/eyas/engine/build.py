@@ -141,8 +141,8 @@ def assemble(
         config, size, scratch, states, hardware.device, max_length, width
     )
     if ranks is not None:
-        num_slots = ranks.group.least(num_slots)
-        in_windows = num_slots  # of layers with a window too: other ranks know no window slots
+        num_slots = ranks.leader.agree_on_slots(num_slots, in_windows)
+        in_windows = min(in_windows, num_slots)
         max_length = min(max_length, num_slots - 2 * width)
     watch = Stopwatch()
     kv = KVStore(
@@ -332,7 +332,7 @@ def connect(
         drafter.width,
         device,
         states,
-        None if windows is None else windows.slots_S,
+        windows,
     )
     scheduler = Scheduler(
         cache,

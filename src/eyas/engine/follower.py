@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -24,6 +25,7 @@ from eyas.attention import open_attention
 from eyas.cache import KVStore
 from eyas.cache.store import KVScales
 from eyas.config import EngineConfig
+from eyas.engine.cache_size import MAP_BYTES
 from eyas.engine.kv_format import resolve_kv_dtype
 from eyas.engine.load import (
     find_order,
@@ -39,7 +41,8 @@ from eyas.parallel.group import Meeting, meet
 from eyas.parallel.lost import GroupLost
 from eyas.parallel.shard import Shard
 from eyas.runner.device import Device, cache_budget
-from eyas.runner.following import Follower
+from eyas.runner.following import Follower, agreed_slots
+from eyas.runner.rank_messages import CacheMessage
 from eyas.runner.runner import ModelRunner
 
 log = logging.getLogger("eyas.rank")
@@ -107,28 +110,42 @@ def follow(setup: wire.RankSetup, load: LoadModel) -> None:
     model, kv_scales = load(config, hardware, shard)
     local, dtype = of_rank(model.spec, shard), model.dtype
     kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
-    num_slots = group.least(slots_of_rank(config, local, hardware, kv_dtype))
+    slots = agreed_slots(group, partial(slots_of_rank, config, local, hardware, kv_dtype))
+    if slots is None:
+        return
+    has_windows = slots.num_window_slots < slots.num_slots
     kv = KVStore(
         local.stores,
-        num_slots,
+        slots.num_slots,
         dtype=dtype,
         device=hardware.device,
         stored_dtype=kv_dtype,
         scales=kv_scales,
+        num_window_slots=slots.num_window_slots if has_windows else None,
     )
     Follower(group, ModelRunner(model, open_attention(kv))).run()
 
 
 def slots_of_rank(
-    config: EngineConfig, spec: ModelSpec, hardware: Device, kv_dtype: torch.dtype
+    config: EngineConfig,
+    spec: ModelSpec,
+    hardware: Device,
+    kv_dtype: torch.dtype,
+    offered: CacheMessage,
 ) -> int:
-    """Return the most slots that this rank has memory for. spec: of its part."""
+    """Return the most slots that this rank has memory for. spec: of its part. offered: by rank 0."""
     if hardware.device.type == "cpu":
         return ANY_SLOTS  # rank 0 shares the machine's memory out
     budget = cache_budget(hardware.device, config.cache.memory_fraction)
     rows = config.scheduler.rows(on_gpu=True)
     budget -= 16 * rows * (spec.intermediate_size + spec.hidden_size)
-    return budget // KVStore.bytes_per_slot(spec.stores, kv_dtype)
+    per_slot = KVStore.bytes_per_slot(spec.stores, kv_dtype)
+    if offered.num_window_slots < offered.num_slots:
+        windowed = [store for store in spec.attention_stores if store.window is not None]
+        in_windows = KVStore.bytes_per_slot(windowed, kv_dtype)
+        budget -= offered.num_window_slots * in_windows
+        per_slot += MAP_BYTES - in_windows
+    return budget // per_slot
 
 
 def end_process(load: LoadModel = load_model) -> NoReturn:

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 
 from eyas.attention.base import ContextRun, Layout, NodeGrid
@@ -21,18 +22,34 @@ from eyas.parallel.lost import GroupLost
 from eyas.runner.graphs import recorded
 from eyas.runner.rank_messages import (
     AliveMessage,
+    CacheMessage,
     DropMessage,
     EndMessage,
     ForwardMessage,
     Message,
     ReplayMessage,
     StateMessage,
+    WindowMessage,
     decode,
 )
 from eyas.runner.rows import ForwardRows
 from eyas.runner.runner import ModelRunner, Output
 
 log = logging.getLogger(__name__)
+
+
+def agreed_slots(group: Group, most: Callable[[CacheMessage], int]) -> CacheMessage | None:
+    """Return the number of slots, and of window slots, that every rank has memory for; None if rank 0
+    ends, because it cannot serve.
+
+    most: returns this rank's, if layers with a window have the slots that rank 0 offers.
+    """
+    offered = decode(group.receive())
+    if isinstance(offered, EndMessage):
+        return None
+    assert isinstance(offered, CacheMessage), "rank 0 sizes the cache first"
+    num_slots = group.least(most(offered))
+    return CacheMessage(num_slots, min(offered.num_window_slots, num_slots))
 
 
 class Follower:
@@ -67,7 +84,11 @@ class Follower:
                 states = self._runner.backend.states
                 assert states is not None
                 getattr(states, change)(*arguments)
-            case AliveMessage() | EndMessage():
+            case WindowMessage(change, arguments):
+                windows = self._runner.backend.windows
+                assert windows is not None
+                getattr(windows, change)(*(np.frombuffer(each, np.int64) for each in arguments))
+            case AliveMessage() | CacheMessage() | EndMessage():
                 pass
 
     def _forward(self, message: ForwardMessage) -> Output:

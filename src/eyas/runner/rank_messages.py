@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks: forward passes, graphs of them, changes of states.
+"""What rank 0 tells the other ranks: forward passes, graphs of them, changes of states and windows.
 
 Promises: the tensors that follow the message of a forward pass have the shapes that it says.
 Does not know: how messages are sent.
@@ -17,6 +17,8 @@ from eyas.runner.rows import ForwardRows
 
 StateChange = Literal["resize", "reserve_snapshots", "assume", "save", "restore"]
 """A method of `SequenceStates` that changes states beside a forward pass."""
+WindowChange = Literal["assign", "assign_first", "clear"]
+"""A method of `WindowMap` that changes window slots."""
 
 
 class ForwardMessage(msgspec.Struct, frozen=True, tag="forward", array_like=True):
@@ -73,6 +75,20 @@ class DropMessage(msgspec.Struct, frozen=True, tag="drop", array_like=True):
     numbers: list[int]
 
 
+class WindowMessage(msgspec.Struct, frozen=True, tag="window", array_like=True):
+    """A change of window slots: a method of `WindowMap` and its arguments, the bytes of int64 each."""
+
+    change: WindowChange
+    arguments: list[bytes]
+
+
+class CacheMessage(msgspec.Struct, frozen=True, tag="cache", array_like=True):
+    """The slots that rank 0 has memory for; every rank answers with the number that it has."""
+
+    num_slots: int
+    num_window_slots: int
+
+
 class AliveMessage(msgspec.Struct, frozen=True, tag="alive", array_like=True):
     """Nothing to do; whether it arrives tells rank 0 that the others are there."""
 
@@ -81,7 +97,16 @@ class EndMessage(msgspec.Struct, frozen=True, tag="end", array_like=True):
     """The ranks end."""
 
 
-Message = ForwardMessage | ReplayMessage | DropMessage | StateMessage | AliveMessage | EndMessage
+Message = (
+    ForwardMessage
+    | ReplayMessage
+    | DropMessage
+    | StateMessage
+    | WindowMessage
+    | CacheMessage
+    | AliveMessage
+    | EndMessage
+)
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode
 

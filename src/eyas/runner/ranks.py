@@ -3,8 +3,8 @@
 Rank 0 schedules, drafts and chooses tokens. Before a forward pass it sends a message with the sizes of
 the pass, and a tensor with its rows and slots; then all ranks run the model, each its part. Where rank
 0 captures the pass in a CUDA graph, the others capture theirs, and a replay is announced by the graph's
-number alone: the tensor is sent by the graph. States of sequences are copied and dropped on all ranks
-by further messages, in the same order.
+number alone: the tensor is sent by the graph. States of sequences are copied and dropped on all ranks,
+and window slots are assigned, by further messages in the same order.
 
 Promises: a rank that receives has the same rows, slots and seats as rank 0. A pass that fails on rank 0
 ends the group, because the others are in the middle of it; one that is only captured does not.
@@ -20,18 +20,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 import torch
 
 from eyas.parallel.group import Group
 from eyas.parallel.lost import GroupLost
 from eyas.runner.rank_messages import (
     AliveMessage,
+    CacheMessage,
     DropMessage,
     EndMessage,
     Message,
     ReplayMessage,
     StateChange,
     StateMessage,
+    WindowChange,
+    WindowMessage,
     describe,
     encode,
 )
@@ -133,6 +137,18 @@ class Leader:
     def change_states(self, change: StateChange, *arguments: int) -> None:
         """Announce a change of the states of sequences."""
         self._send(StateMessage(change, list(arguments)))
+
+    def change_windows(self, change: WindowChange, *arguments: np.ndarray) -> None:
+        """Announce a change of window slots."""
+        self._send(WindowMessage(change, [each.astype(np.int64).tobytes() for each in arguments]))
+
+    def agree_on_slots(self, num_slots: int, num_window_slots: int) -> int:
+        """Return the number of slots that every rank has memory for, at most `num_slots`.
+
+        num_window_slots: of layers with a window, unless there are fewer slots than that.
+        """
+        self._send(CacheMessage(num_slots, num_window_slots))
+        return self._group.least(num_slots)
 
     def look(self) -> None:
         """Send a message that asks for nothing, if none was sent for a while. Raises GroupLost if a

@@ -95,6 +95,8 @@ class ModelRunner:
         self.leader = leader
         if leader is not None and backend.states is not None:
             backend.states.on_change = leader.change_states
+        if leader is not None and backend.windows is not None:
+            backend.windows.on_change = leader.change_windows
         self.order = model.order
         self._logits_RV: torch.Tensor | None = None
 
