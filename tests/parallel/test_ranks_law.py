@@ -170,6 +170,16 @@ def test_drawn_requests_are_those_of_one_rank_on_two_four_and_eight(tmp_path: Pa
         assert different == []
 
 
+def test_ranks_end_where_the_first_one_cannot_serve(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model", seed=1, mixing=0.3)
+    with (
+        pytest.raises(ValueError, match="16 slots hold no useful sequence"),
+        engine_of(directory, 2, drafter=Oracle(8, {}, decoys=False), num_slots=16),
+    ):
+        pass
+    assert not any(map(is_rank, psutil.Process().children()))
+
+
 class GraphsAgain(StepGraphs):
     """CUDA graphs as far as a CPU has them: a replay runs the stage again, and sends no message."""
 
