@@ -73,9 +73,7 @@ class Launcher:
         captures = usable(table.device) and self.max_graph_batch > 0
         self.graphs = None
         if captures:
-            self.graphs = StepGraphs(
-                table.device, captured_at=CAPTURED_AT, announcer=runner.leader
-            )
+            self.graphs = StepGraphs(table.device, captured_at=CAPTURED_AT, announcer=runner.leader)
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], info.vocab_size, table.device)
 
