@@ -11,15 +11,18 @@ from typing import Any
 
 import msgspec
 
+from eyas.children import python_command
 from eyas.config import DraftConfig, EngineConfig
 from eyas.engine.build import assemble
 from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
-from eyas.engine.load import Parts, find_order, longest_sequence
+from eyas.engine.load import Parts, find_order, longest_sequence, open_hardware
+from eyas.engine.ranks import Ranks, shard_of
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
 from eyas.models import resolve_dtype
-from eyas.runner.device import Device, open_device
+from eyas.models.sharding import check_ranks, of_rank
+from eyas.runner.device import Device
 from eyas.text import Tokenizer, has_tokenizer
 from eyas_bench.shapes import NamedShape, dummy_decoder, dummy_head, dummy_layouts, find_shape
 
@@ -42,7 +45,7 @@ def dummy_engine(
     shape = find_shape(name)
     model = msgspec.structs.replace(config.model, path=f"{name}, dummy weights")
     config = msgspec.structs.replace(config, model=model)
-    place = open_device(config.device)
+    place = open_hardware(config)
     parts = dummy_parts(
         shape,
         config,
@@ -50,7 +53,12 @@ def dummy_engine(
         quantization=quantization,
         tokenizer_directory=tokenizer_directory,
     )
-    return assemble(config, place, parts, verify=verify, captures=captures)
+    try:
+        return assemble(config, place, parts, verify=verify, captures=captures)
+    except BaseException:
+        if parts.ranks is not None:
+            parts.ranks.close()
+        raise
 
 
 def dummy_parts(
@@ -61,19 +69,26 @@ def dummy_parts(
     quantization: str | None = None,
     tokenizer_directory: Path | None = None,
 ) -> Parts:
-    """Return the parts of an engine with random weights, drawn on the device.
+    """Return the parts of an engine with random weights, drawn on the device; starts the other ranks.
 
     tokenizer_directory: of a model whose vocabulary fits the shape's, for constrained outputs; None
     leaves tokens without text.
     """
     dtype = resolve_dtype(config.model.dtype, place.device)
-    layouts = dummy_layouts(shape.model, quantization)
+    shard = shard_of(config, place.device)
+    check_ranks(shape.model, shard, on_gpu=place.device.type != "cpu")
+    layouts = dummy_layouts(shape.model, quantization, shard)
     if layouts and not usable(place.device):
         raise ValueError(
             f"quantization: packed weights are for a CUDA device, not {place.device}; leave it out"
         )
     drafting = decide(shape, config.draft)
-    order = find_order(config, place, dtype, shape.model)
+    ranks = None
+    if shard.size > 1:
+        named = shape.name if quantization is None else f"{shape.name}:{quantization}"
+        ranks = Ranks(config, named, place, python_command("eyas_bench.rank"))
+        shard = ranks.shard
+    order = find_order(config, place, dtype, of_rank(shape.model, shard))
     model = dummy_decoder(
         shape.model,
         dtype=dtype,
@@ -81,6 +96,7 @@ def dummy_parts(
         max_model_len=longest_sequence(config, shape.model),
         order=order.order,
         layouts=layouts,
+        shard=shard,
     )
     head = None
     if drafting.head is not None:
@@ -100,6 +116,7 @@ def dummy_parts(
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids,
         dtype=dtype,
+        ranks=ranks,
     )
 
 
@@ -129,6 +146,7 @@ def about(engine: Engine, name: str) -> dict[str, Any]:
         "exact": info.exact,
         "exact_reason": info.exact_reason,
         "num_flights": info.num_flights,
+        "num_ranks": info.num_ranks,
         "num_slots": info.num_slots,
         "max_model_len": info.max_model_len,
     }

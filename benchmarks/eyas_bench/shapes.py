@@ -34,6 +34,7 @@ from eyas.models.packing import packable
 from eyas.models.spec import LayerTraits, ModelSpec
 from eyas.ops.route import Routing
 from eyas.parallel.cut import Cut, Parameter
+from eyas.parallel.shard import WHOLE, Shard
 
 QUANTIZATIONS = {
     "fp8": Layout("fp8", 128, 128),
@@ -477,10 +478,13 @@ def draft_ids(spec: HeadSpec) -> torch.Tensor:
     return ids_V * spec.vocab_size // spec.draft_vocab_size
 
 
-def dummy_layouts(spec: ModelSpec, quantization: str | None) -> dict[str, Layout]:
+def dummy_layouts(
+    spec: ModelSpec, quantization: str | None, shard: Shard = WHOLE
+) -> dict[str, Layout]:
     """Return the layouts of the weights that are packed, by parameter name.
 
-    quantization: one of QUANTIZATIONS; None packs none. ValueError: it is unknown, or fits no weight.
+    quantization: one of QUANTIZATIONS; None packs none. shard: a rank's part of the weights.
+    ValueError: it is unknown, or fits no weight.
     """
     if quantization is None:
         return {}
@@ -492,8 +496,9 @@ def dummy_layouts(spec: ModelSpec, quantization: str | None) -> dict[str, Layout
     def choose(parameter: str) -> Layout | None:
         return None if experts_alone and ".experts." not in parameter else wanted
 
+    shard = replace(shard, group=None)
     new_decoder = decoder_class(spec)
-    empty = new_decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1)
+    empty = new_decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1, shard=shard)
     found = packable(spec, empty.parameters(), choose)
     if not found:
         raise ValueError(f"quantization: {quantization} fits no weight of {spec.architecture}")
@@ -508,9 +513,13 @@ def dummy_decoder(
     max_model_len: int,
     order: RowOrder | None = None,
     layouts: Layouts = UNPACKED,
+    shard: Shard = WHOLE,
     seed: int = 0,
 ) -> Decoder:
-    """Return a model of this shape with random weights, ready to run. layouts: from `dummy_layouts`."""
+    """Return a model of this shape with random weights, or a rank's part of one, ready to run.
+
+    layouts: from `dummy_layouts`.
+    """
     with torch.no_grad():
         decoder = decoder_class(spec)(
             spec,
@@ -519,6 +528,7 @@ def dummy_decoder(
             max_model_len=max_model_len,
             order=order,
             layouts=layouts,
+            shard=shard,
         )
         _fill(decoder.parameters(), decoder.device, seed, spec.experts)
         decoder.seal()
@@ -561,11 +571,11 @@ def _fill(
     generator = torch.Generator(device).manual_seed(seed)
     for name, blocks in parameters.items():
         for block in blocks:
-            assert not isinstance(block, Cut)
+            held = block.target if isinstance(block, Cut) else block
             if experts is not None and name.endswith("router.table"):
-                assert isinstance(block, torch.Tensor)
-                block.random_(0, experts.num_experts, generator=generator)
-            elif isinstance(block, PackedWeight) or block.ndim == 2:
-                block.normal_(0.0, block.shape[1] ** -0.5, generator=generator)
+                assert isinstance(held, torch.Tensor)
+                held.random_(0, experts.num_experts, generator=generator)
+            elif isinstance(held, PackedWeight) or len(block.shape) == 2:
+                held.normal_(0.0, block.shape[1] ** -0.5, generator=generator)
             else:
-                block.fill_(0.0 if name.endswith("bias") else 1.0)
+                held.fill_(0.0 if name.endswith("bias") else 1.0)

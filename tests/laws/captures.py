@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from eyas.engine.engine import Engine
-from eyas.runner.graphs import MAX_GRAPHS, Captured, StepGraphs
+from eyas.runner.graphs import MAX_GRAPHS, StepGraphs
 from eyas.transfer import HostCopy, Outbox
 
 SPOILT = 3
@@ -76,8 +76,7 @@ class UnkindGraphs(StepGraphs):
         assert torch.is_inference_mode_enabled()
         super().send_inputs(num, width, packed)
 
-    def capture(self, name: Hashable, stage: Callable[[], Any]) -> Captured:
-        self.num_captured += 1
+    def _record(self, name: Hashable, stage: Callable[[], Any]) -> tuple[Any, Any]:
         result, again = stage(), stage()
         pairs = zip(tensors_of(result), tensors_of(again), strict=True)
         own = [_home(one) != _home(other) for one, other in pairs]
@@ -91,7 +90,7 @@ class UnkindGraphs(StepGraphs):
 
         replay = Replay(stage, result, own, spoil_namesakes)
         known.append(replay)
-        return Captured(cast("torch.cuda.CUDAGraph", replay), result)
+        return replay, result
 
 
 class LateCopy(HostCopy):

@@ -6,12 +6,17 @@ Every start of a rank costs seconds of a processor, so that few engines run many
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
+import torch
+from msgspec.structs import replace
 
 from eyas import LLM, SamplingParams
 from eyas.config import (
@@ -28,8 +33,11 @@ from eyas.draft import Drafter
 from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
 from eyas.native.products import compiled
+from eyas.runner.graphs import StepGraphs
+from eyas.runner.ranks import Leader
+from tests.laws.captures import tensors_of
 from tests.laws.drafters import Oracle
-from tests.laws.world import VOCAB, Answers, run, write_layers, write_model
+from tests.laws.world import IN_WINDOWS, VOCAB, Answers, run, write_layers, write_model
 from tests.models.tiny import make_model, save_model, tokens
 
 pytestmark = pytest.mark.skipif(
@@ -108,6 +116,9 @@ def test_ranks_give_the_tokens_and_log_probabilities_of_one(kind: str, tmp_path:
             stats = engine.stats()
             assert stats.num_accepted_tokens > 20
             assert stats.num_prefix_hit_tokens > 0
+            if kind == IN_WINDOWS:  # their window slots are recycled, on all ranks
+                assert engine.cache.windows is not None
+                assert engine.cache.windows.num_recycled > 0
         assert not any(map(is_rank, ranks)), "ranks end with their engine"
 
 
@@ -157,6 +168,66 @@ def test_drawn_requests_are_those_of_one_rank_on_two_four_and_eight(tmp_path: Pa
         different = [key for key, answer in answers.items() if answer != expected[key]]
         print(f"{tp} ranks, experts over {ep}: {len(answers) - len(different)} of {len(answers)}")
         assert different == []
+
+
+def test_ranks_end_where_the_first_one_cannot_serve(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model", seed=1, mixing=0.3)
+    with (
+        pytest.raises(ValueError, match="16 slots hold no useful sequence"),
+        engine_of(directory, 2, drafter=Oracle(8, {}, decoys=False), num_slots=16),
+    ):
+        pass
+    assert not any(map(is_rank, psutil.Process().children()))
+
+
+class GraphsAgain(StepGraphs):
+    """CUDA graphs as far as a CPU has them: a replay runs the stage again, and sends no message."""
+
+    def __init__(self, leader: Leader, max_graphs: int) -> None:
+        super().__init__(torch.device("cpu"), max_graphs, announcer=leader)
+        self._leader = leader
+
+    def _record(self, name: Hashable, stage: Callable[[], Any]) -> tuple[Any, Any]:
+        result = stage()
+        return Again(self._leader, stage, result), result
+
+
+@dataclass
+class Again:
+    leader: Leader
+    stage: Callable[[], Any]
+    result: Any
+
+    def replay(self) -> None:
+        with patch.object(self.leader, "_send", lambda message: None):
+            again = self.stage()
+        for old, new in zip(tensors_of(self.result), tensors_of(again), strict=True):
+            old.copy_(new)
+
+
+def test_captured_passes_are_replayed_on_all_ranks(tmp_path: Path) -> None:
+    """The messages of graphs, which are captured, replayed, and dropped when there are many."""
+    directory = write_model(tmp_path / "model", seed=1, mixing=0.3)
+    asked = [
+        replace(request, params=replace(request.params, logprobs=None, prompt_logprobs=None))
+        for request in requests()
+    ]
+    with engine_of(directory, 1) as engine:
+        expected: Answers = {}
+        for request in asked:
+            expected |= run(engine, [request])
+    with engine_of(directory, 2) as engine:
+        assert engine.runner.leader is not None
+        graphs = GraphsAgain(engine.runner.leader, max_graphs=5)
+        engine.launcher.graphs = graphs
+        for _ in range(2):
+            assert run(engine, asked) == expected
+        assert run(engine, asked[:1]) == {
+            key: answer for key, answer in expected.items() if key[0] == asked[0].id
+        }
+        assert engine.metrics.num_failed_steps == 0
+        assert graphs.num_replays > 50
+        assert graphs.num_captured > 10
 
 
 def test_the_built_in_model_drafts_and_obeys_grammars_on_two_ranks() -> None:

@@ -90,6 +90,10 @@ def decode_shape(
         "acceptance": _acceptance(options),
         "quantization": quantization,
         "max_batch_tokens": config.scheduler.max_batch_tokens,
+        "tp": config.parallel.tp,
+        "ep": config.parallel.ep,
+        "exact_across_tp": config.parallel.exact_across_tp,
+        "max_graph_batch": config.scheduler.max_graph_batch,
     }
     result = result_of(engine, shape.name, drafting, protocol, settings, results)
     finish(engine, show_status)

@@ -12,7 +12,14 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from eyas.cli.options import DraftOptions, engine_config
+from eyas.cli.options import (
+    DraftOptions,
+    ExactAcrossTp,
+    ExpertParallelSize,
+    MaxGraphBatch,
+    TensorParallelSize,
+    engine_config,
+)
 from eyas.config import USUAL_STEPS
 
 Drafting = TypeVar("Drafting", bound=DraftOptions)
@@ -69,7 +76,7 @@ class DummyOptions:
         """Check the options. ValueError: they cannot be combined."""
         if self.shape is None:
             for field in fields(self):
-                if getattr(self, field.name):
+                if getattr(self, field.name) != field.default:
                     option = "--" + field.name.replace("_", "-")
                     raise ValueError(f"{option}: needs --shape")
         elif not self.dummy_weights:
@@ -158,6 +165,10 @@ class ShapeOptions(DummyOptions):
             rich_help_panel=SHAPE_PANEL,
         ),
     ] = None
+    tensor_parallel_size: TensorParallelSize = 1
+    expert_parallel_size: ExpertParallelSize = 1
+    exact_across_tp: ExactAcrossTp = False
+    max_graph_batch: MaxGraphBatch = None
 
     def check(self) -> None:
         """Check the options. ValueError: they cannot be combined."""
@@ -246,5 +257,9 @@ def shape_config(
         max_num_seqs=largest,
         max_batch_tokens=options.max_batch_tokens or step_rows(largest, prompt_tokens, nodes),
         prefix_cache=False,
+        tensor_parallel_size=options.tensor_parallel_size,
+        expert_parallel_size=options.expert_parallel_size,
+        exact_across_tp=options.exact_across_tp,
+        max_graph_batch=options.max_graph_batch,
         **vars(drafting),
     )

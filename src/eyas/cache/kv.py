@@ -12,35 +12,52 @@ Legend: S slots, the null slot included, G key/value heads, H head dimension.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from eyas.cache.memory import zeros_on_demand
 from eyas.cache.states import SequenceStates
 from eyas.cache.store import KVScales, LayerStore, StateStore, Store
+from eyas.transfer import send
 
 
-@dataclass(frozen=True, slots=True)
+def _ignore(name: str, *arguments: np.ndarray) -> None:
+    """Leave a change of window slots alone."""
+
+
+@dataclass(slots=True, eq=False)
 class WindowMap:
     """Where layers with a window store what belongs to a slot, if they have fewer slots than others.
 
     window: the widest of theirs. slots_S: int64, the window slot of each slot; any valid one where no
-    query sees what the slot holds.
+    query sees what the slot holds. on_change: called with the name and the arguments of each method
+    before it changes window slots.
     """
 
     num_window_slots: int
     window: int
     slots_S: torch.Tensor
+    on_change: Callable[..., None] = _ignore
+
+    def assign(self, slots: np.ndarray, window_slots: np.ndarray) -> None:
+        """Set the window slots of these slots, each of which occurs once; int64."""
+        if len(slots):
+            self.on_change("assign", slots, window_slots)
+            both = send(np.stack((slots, window_slots)), self.slots_S.device)
+            self.slots_S.index_copy_(0, both[0], both[1])
 
     def assign_first(self) -> None:
         """Give the first slots window slots of their own numbers, for work that reserves none."""
+        self.on_change("assign_first")
         count = min(self.num_window_slots, len(self.slots_S) - 1)
         self.slots_S[: count + 1] = torch.arange(count + 1, device=self.slots_S.device)
 
     def clear(self) -> None:
         """Take all window slots away."""
+        self.on_change("clear")
         self.slots_S.zero_()
 
 

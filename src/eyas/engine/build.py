@@ -87,10 +87,6 @@ def build_engine(
     progress("opening the device", 0, 0)
     hardware = open_hardware(config)
     check_endpoints(config.cache.kv_events)
-    if config.parallel.tp > 1 and hardware.device.type == "cuda":
-        log.info("steps of several ranks run without CUDA graphs")
-        scheduler = msgspec.structs.replace(config.scheduler, max_graph_batch=0)
-        config = msgspec.structs.replace(config, scheduler=scheduler)
     parts = load(config, hardware, progress, drafts=own_drafter is None)
     try:
         progress("preparing steps", 0, 0)
@@ -145,8 +141,8 @@ def assemble(
         config, size, scratch, states, hardware.device, max_length, width
     )
     if ranks is not None:
-        num_slots = ranks.group.least(num_slots)
-        in_windows = num_slots  # of layers with a window too: other ranks know no window slots
+        num_slots = ranks.leader.agree_on_slots(num_slots, in_windows)
+        in_windows = min(in_windows, num_slots)
         max_length = min(max_length, num_slots - 2 * width)
     watch = Stopwatch()
     kv = KVStore(
@@ -336,7 +332,7 @@ def connect(
         drafter.width,
         device,
         states,
-        None if windows is None else windows.slots_S,
+        windows,
     )
     scheduler = Scheduler(
         cache,

@@ -53,7 +53,7 @@ from eyas.models.heads import (
     read_head_kv_scales,
 )
 from eyas.models.locate import locate_file
-from eyas.runner.graphs import StepGraphs
+from eyas.runner.graphs import Stages, StepGraphs
 from eyas.runner.rows import ForwardRows
 from eyas.runner.runner import ModelRunner
 
@@ -394,7 +394,8 @@ def _target_costs(runner: ModelRunner, max_length: int, max_rows: int, captures:
         states.assume(0, rows.layout.max_position + 1 - num_rows)
         return runner.forward(rows)
 
-    return measure_costs(_as_in_steps(forward, device, captures), max_rows)
+    stages = StepGraphs(device, announcer=runner.leader).of("forwards")
+    return measure_costs(_as_in_steps(forward, stages, device, captures), max_rows)
 
 
 def _network_costs(
@@ -404,20 +405,21 @@ def _network_costs(
         rows = _probe_rows(num_rows, max_length, device)
         return network.forward(rows, network.recall(rows.write_slots_T))
 
-    return measure_costs(_as_in_steps(forward, device, captures), 64)
+    stages = StepGraphs(device).of("forwards")
+    return measure_costs(_as_in_steps(forward, stages, device, captures), 64)
 
 
 def _as_in_steps(
-    forward: Callable[[int], object], device: torch.device, captures: bool
+    forward: Callable[[int], object], stages: Stages, device: torch.device, captures: bool
 ) -> Callable[[int], None]:
     """Return a function that runs `forward` as steps do on this device, and waits for its end."""
-    stages = StepGraphs(device).of("forwards") if usable(device) and captures else None
+    captures = captures and usable(device)
 
     def run(num_rows: int) -> None:
-        if stages is None:
-            forward(num_rows)
-        else:
+        if captures:
             stages.run("forward", num_rows, lambda: forward(num_rows))
+        else:
+            forward(num_rows)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 

@@ -127,6 +127,8 @@ class Engine:
         """
         if flight is not None:
             self._committer.read(flight)
+            if self._ranks is not None:  # what a lost rank has left unfinished is no result
+                self._ranks.group.check()
         if following is not None:
             self.launcher.begin_masks(following)
         if flight is not None:

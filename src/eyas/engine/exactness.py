@@ -166,7 +166,7 @@ class _Probe:
         for _ in range(num_seats):
             self.table.seat(text, self.copies[1])
         self.source = RowSource(SamplingParams(temperature=0), 0, 0, 1, frozenset())
-        self.graphs = StepGraphs(device) if extent.with_graphs else None
+        self.graphs = StepGraphs(device, announcer=runner.leader) if extent.with_graphs else None
 
     def reference(self) -> torch.Tensor:
         """Return the logits [L, V] of the text, computed in as few chunks as possible."""

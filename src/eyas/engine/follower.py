@@ -13,14 +13,19 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import NoReturn
 
 import torch
 
 from eyas import logs, wire
 from eyas.attention import open_attention
 from eyas.cache import KVStore
+from eyas.cache.store import KVScales
 from eyas.config import EngineConfig
+from eyas.engine.cache_size import MAP_BYTES
 from eyas.engine.kv_format import resolve_kv_dtype
 from eyas.engine.load import (
     find_order,
@@ -30,12 +35,14 @@ from eyas.engine.load import (
 )
 from eyas.engine.ranks import shard_of
 from eyas.engine.worker import read_line
-from eyas.models import ModelSpec
+from eyas.models import Decoder, ModelSpec
 from eyas.models.sharding import of_rank
-from eyas.parallel.group import Group, Meeting, meet
+from eyas.parallel.group import Meeting, meet
 from eyas.parallel.lost import GroupLost
+from eyas.parallel.shard import Shard
 from eyas.runner.device import Device, cache_budget
-from eyas.runner.ranks import EndMessage, Listener, StateMessage
+from eyas.runner.following import Follower, agreed_slots
+from eyas.runner.rank_messages import CacheMessage
 from eyas.runner.runner import ModelRunner
 
 log = logging.getLogger("eyas.rank")
@@ -44,7 +51,29 @@ ANY_SLOTS = 1 << 48
 """Says that a rank limits no number of slots."""
 
 
-def main() -> int:
+LoadModel = Callable[[EngineConfig, Device, Shard], tuple[Decoder, tuple[KVScales, ...]]]
+"""Returns a rank's part of the model, and the scales of an FP8 cache."""
+
+
+def load_model(
+    config: EngineConfig, hardware: Device, shard: Shard
+) -> tuple[Decoder, tuple[KVScales, ...]]:
+    """Load a rank's part of the model from its files."""
+    opened = open_files(config, hardware, shard)
+    files, dtype = opened.files, opened.dtype
+    order = find_order(config, hardware, dtype, of_rank(files.spec, shard))
+    model = files.load(
+        dtype=dtype,
+        device=hardware.device,
+        max_model_len=longest_sequence(config, files.spec),
+        order=order.order,
+        shard=shard,
+    )
+    kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
+    return model, files.kv_scales() if kv_dtype != dtype else ()
+
+
+def main(load: LoadModel = load_model) -> int:
     """Read the setup from standard input, and run until told to end. Returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the first rank decides when this one ends
         signal.signal(number, signal.SIG_IGN)
@@ -53,7 +82,7 @@ def main() -> int:
     logs.configure(setup.log_level, setup.log_format)
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     try:
-        follow(setup)
+        follow(setup, load)
     except GroupLost as error:
         log.error("rank %d ends: %s", setup.rank, error)
         return 1
@@ -70,68 +99,62 @@ def _end_with(lifeline: int) -> None:
     os._exit(0)
 
 
-def follow(setup: wire.RankSetup) -> None:
+def follow(setup: wire.RankSetup, load: LoadModel) -> None:
     """Meet the other ranks, load this rank's part of the model, and run what rank 0 announces."""
     config = setup.config
     hardware = open_hardware(config, setup.local_rank)
     parallel = config.parallel
     meeting = Meeting(setup.rank, parallel.tp, setup.place, parallel.timeout_seconds)
     group = meet(meeting, hardware.device)
-    runner = load_rank(config, hardware, group)
-    listener = Listener(group, hardware.device)
-    states = runner.backend.states
-    while True:
-        match listener.next():
-            case EndMessage():
-                return
-            case StateMessage(change, arguments):
-                assert states is not None
-                getattr(states, change)(*arguments)
-            case rows:
-                runner.forward(rows)
-
-
-def load_rank(config: EngineConfig, hardware: Device, group: Group) -> ModelRunner:
-    """Return the runner of this rank's part of the model."""
     shard = replace(shard_of(config, hardware.device, group.rank), group=group)
-    opened = open_files(config, hardware, shard)
-    files, dtype = opened.files, opened.dtype
-    local = of_rank(files.spec, shard)
+    model, kv_scales = load(config, hardware, shard)
+    local, dtype = of_rank(model.spec, shard), model.dtype
     kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
-    order = find_order(config, hardware, dtype, local)
-    model = files.load(
-        dtype=dtype,
-        device=hardware.device,
-        max_model_len=longest_sequence(config, files.spec),
-        order=order.order,
-        shard=shard,
-    )
-    num_slots = group.least(slots_of_rank(config, local, hardware, kv_dtype))
+    slots = agreed_slots(group, partial(slots_of_rank, config, local, hardware, kv_dtype))
+    if slots is None:
+        return
+    has_windows = slots.num_window_slots < slots.num_slots
     kv = KVStore(
         local.stores,
-        num_slots,
+        slots.num_slots,
         dtype=dtype,
         device=hardware.device,
         stored_dtype=kv_dtype,
-        scales=files.kv_scales() if kv_dtype != dtype else (),
+        scales=kv_scales,
+        num_window_slots=slots.num_window_slots if has_windows else None,
     )
-    return ModelRunner(model, open_attention(kv))
+    Follower(group, ModelRunner(model, open_attention(kv))).run()
 
 
 def slots_of_rank(
-    config: EngineConfig, spec: ModelSpec, hardware: Device, kv_dtype: torch.dtype
+    config: EngineConfig,
+    spec: ModelSpec,
+    hardware: Device,
+    kv_dtype: torch.dtype,
+    offered: CacheMessage,
 ) -> int:
-    """Return the most slots that this rank has memory for. spec: of its part."""
+    """Return the most slots that this rank has memory for. spec: of its part. offered: by rank 0."""
     if hardware.device.type == "cpu":
         return ANY_SLOTS  # rank 0 shares the machine's memory out
     budget = cache_budget(hardware.device, config.cache.memory_fraction)
     rows = config.scheduler.rows(on_gpu=True)
     budget -= 16 * rows * (spec.intermediate_size + spec.hidden_size)
-    return budget // KVStore.bytes_per_slot(spec.stores, kv_dtype)
+    per_slot = KVStore.bytes_per_slot(spec.stores, kv_dtype)
+    if offered.num_window_slots < offered.num_slots:
+        windowed = [store for store in spec.attention_stores if store.window is not None]
+        in_windows = KVStore.bytes_per_slot(windowed, kv_dtype)
+        budget -= offered.num_window_slots * in_windows
+        per_slot += MAP_BYTES - in_windows
+    return budget // per_slot
+
+
+def end_process(load: LoadModel = load_model) -> NoReturn:
+    """Run a rank, and end its process."""
+    torch.set_grad_enabled(False)
+    status = main(load)
+    logging.shutdown()
+    os._exit(status)  # a thread still reads the pipe
 
 
 if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    status = main()
-    logging.shutdown()
-    os._exit(status)  # a thread still reads the pipe
+    end_process()

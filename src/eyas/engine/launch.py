@@ -71,7 +71,9 @@ class Launcher:
         limit = table.num_seats if max_graph_batch is None else max_graph_batch
         self.max_graph_batch = min(limit, table.num_seats)
         captures = usable(table.device) and self.max_graph_batch > 0
-        self.graphs = StepGraphs(table.device, captured_at=CAPTURED_AT) if captures else None
+        self.graphs = None
+        if captures:
+            self.graphs = StepGraphs(table.device, captured_at=CAPTURED_AT, announcer=runner.leader)
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], info.vocab_size, table.device)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
@@ -42,21 +43,28 @@ class Ranks:
     leader: announces forward passes to them. shard: of this rank, with the group.
     """
 
-    def __init__(self, config: EngineConfig, directory: str, hardware: Device) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        directory: str,
+        hardware: Device,
+        command: Sequence[str] = (),
+    ) -> None:
         """Start the other ranks of this machine, and meet all of them.
 
-        directory: of the model. Raises GroupLost if a rank does not come.
+        directory: of the model. command: as `RankProcesses`. Raises GroupLost if a rank does not come.
         """
         self._place = None if config.parallel.num_nodes > 1 else PrivatePlace()
         self._processes: RankProcesses | None = None
         self._group: Group | None = None
         self._has_ended = False
+        self._ending = threading.Event()
         where = config.parallel.address if self._place is None else self._place.path
         assert where is not None
         try:
             here = msgspec.structs.replace(config.model, path=directory, offline=True)
             found = msgspec.structs.replace(config, model=here)
-            self._processes = RankProcesses(found, where)
+            self._processes = RankProcesses(found, where, command)
             meeting = Meeting(0, config.parallel.tp, where, config.parallel.timeout_seconds)
             self._group = self._meet(meeting, hardware.device)
         except BaseException:
@@ -64,6 +72,9 @@ class Ranks:
             raise
         log.info("%d ranks have met", config.parallel.tp)
         self.leader = Leader(self._group)
+        if self._group.is_on_gpu:
+            seconds = config.parallel.timeout_seconds
+            threading.Thread(target=self._watch, args=(seconds,), daemon=True).start()
         self.shard = replace(shard_of(config, hardware.device), group=self._group)
 
     @property
@@ -94,10 +105,23 @@ class Ranks:
             with contextlib.suppress(GroupLost):
                 self.leader.end()
         self._has_ended = True
+        self._ending.set()
         if self._processes is not None:
             self._processes.close()
         if self._place is not None:
             self._place.remove()
+
+    def _watch(self, most_seconds: float) -> None:
+        """End the exchanges of GPUs if another rank is lost: the thread that runs steps may be waiting
+        for them, and does not check then."""
+        assert self._processes is not None
+        while not self._ending.wait(POLL_SECONDS):
+            try:
+                self._processes.check()
+                self.leader.check_replays(most_seconds)
+            except GroupLost as error:
+                self.group.abort(str(error))
+                return
 
     def _meet(self, meeting: Meeting, device: torch.device) -> Group:
         """Meet the other ranks; stop waiting if one of them ends."""

@@ -49,6 +49,14 @@ class Layout:
         """The columns of a scale, or of the word that holds it; 0 are all."""
         return STEP if self.kind == "mxfp4" else self.columns
 
+    @property
+    def divisible(self) -> int:
+        """The number of columns of whose multiples a weight can be divided: no scale, word or byte is
+        then of two parts."""
+        if self.kind == "fp8":
+            return max(1, self.columns)
+        return math.lcm(STEP, self.columns or 1)
+
     def num_bytes(self, num_columns: int) -> int:
         """Return the bytes of a row's numbers."""
         if self.kind == "fp8":
@@ -131,6 +139,25 @@ class PackedWeight:
         assert start % high == 0 and (stop % high == 0 or stop == len(self))
         return self._of(self.numbers[start:stop], self.scales[start // high : -(-stop // high)])
 
+    def of_columns(self, start: int, stop: int) -> PackedWeight:
+        """Return some columns, which begin and end where the layout is divisible, or end with the
+        weight."""
+        step, num_scales = self.layout.divisible, self.layout.num_scales
+        assert start % step == 0 and (stop % step == 0 or stop == self.num_columns)
+        per_byte = self.layout.columns_per_byte
+        numbers = self.numbers[..., start // per_byte :]
+        scales = self.scales
+        if self.layout.num_splittable:
+            scales = scales[..., start // self.layout.num_splittable :]
+        count = stop - start
+        return PackedWeight(
+            self.layout,
+            numbers[..., : self.layout.num_bytes(count)],
+            scales[..., : num_scales(count)],
+            count,
+            self.dtype,
+        )
+
     def flatten(self, first: int, last: int) -> PackedWeight:
         """Return the rows of all experts as one matrix."""
         assert (first, last) == (0, 1) and self.shape[1] % self.layout.rows == 0
@@ -170,6 +197,18 @@ class PackedWeight:
 
 Weight = torch.Tensor | PackedWeight
 """A weight whose values are stored, or one that is packed."""
+
+
+def some_columns(weight: Weight, start: int, stop: int) -> Weight:
+    """Return columns of a weight [..., O, I]."""
+    if isinstance(weight, PackedWeight):
+        return weight.of_columns(start, stop)
+    return weight[..., start:stop]
+
+
+def bytes_of(weight: Weight) -> int:
+    """Return the bytes that a weight takes."""
+    return weight.num_bytes if isinstance(weight, PackedWeight) else weight.nbytes
 
 
 def by_row(weight: Weight) -> tuple[torch.Tensor, ...]:

@@ -229,7 +229,7 @@ class StackedExperts:
                 if first <= index < stop:
                     own = self._held_parameters(gate_up[index - first], down[index - first])
                 else:
-                    own = self._nothing(gate_up.shape[2:])
+                    own = self._nothing(gate_up[0], down[0])
                 found |= {f"{index}.{name}.{kind}": each for name, each in own.items()}
         return found
 
@@ -242,18 +242,16 @@ class StackedExperts:
             found["gate"], found["up"] = held(gate_up[:size], inner), held(gate_up[size:], inner)
         found["down"] = down
         if down.dim() == 2 and inner.count < inner.whole:
-            assert isinstance(down, torch.Tensor), "packed weights are not divided"
             found["down"] = Cut.of_columns(down, inner.whole, inner.ranges[0])
         return found
 
-    def _nothing(self, columns: tuple[int, ...]) -> dict[str, Parameter]:
-        """Return the parameters of an expert that another rank holds. columns: the hidden size, of
-        weights."""
-        inner, hidden_size = self._inner.whole, self._down_EDF.shape[1]
-        found: dict[str, Parameter] = {}
+    def _nothing(self, gate_up: Weight, down: Weight) -> dict[str, Parameter]:
+        """Return the parameters of an expert that another rank holds; these are of one that is held."""
+        inner, found = self._inner.whole, dict[str, Parameter]()
         for name in ("gate_up",) if self._is_alternating else ("gate", "up"):
-            found[name] = Cut.nothing(inner * (1 + self._is_alternating), *columns)
-        found["down"] = Cut.nothing(hidden_size, *([inner] if columns else []))
+            rows = inner * (1 + self._is_alternating)
+            found[name] = Cut.nothing(rows, *gate_up.shape[1:], like=gate_up)
+        found["down"] = Cut.nothing(*down.shape, like=down)
         return found
 
     def seal(self) -> None:

@@ -26,6 +26,7 @@ class RowParallelLinear:
     """A product `x @ weight.T + bias` of which this rank has the columns of its input features.
 
     in_features: this rank's, among all. part: the name of the weight. The bias is added to the sum.
+    layout: of a weight that stays packed.
     """
 
     def __init__(
@@ -39,13 +40,19 @@ class RowParallelLinear:
         device: torch.device,
         order: RowOrder,
         shard: Shard,
+        layout: Layout | None = None,
     ) -> None:
         self._shard = shard
         self._in_features = in_features
         self._part = part
         self._order = order
         self._linear = Linear(
-            in_features.count, {part: out_features}, dtype=dtype, device=device, order=order
+            in_features.count,
+            {part: out_features},
+            dtype=dtype,
+            device=device,
+            order=order,
+            layout=layout,
         )
         self.bias_O = torch.empty(out_features, dtype=dtype, device=device) if bias else None
         self._packed: PackedWeight | None = None
@@ -59,8 +66,7 @@ class RowParallelLinear:
         """Return what a loader fills: "part.weight" and, with a bias, "part.bias"."""
         found: dict[str, Parameter] = dict(self.views())
         if self._shard.size > 1:
-            weight = found[f"{self._part}.weight"]
-            assert isinstance(weight, torch.Tensor)
+            weight = self._linear.views()[f"{self._part}.weight"]
             (columns,) = self._in_features.ranges
             found[f"{self._part}.weight"] = Cut.of_columns(weight, self._in_features.whole, columns)
         return found
@@ -108,7 +114,7 @@ def summing_linear(
 ) -> Linear | RowParallelLinear:
     """Return the product over features that ranks divide; of one rank a plain one.
 
-    layout: of a weight that stays packed, which one rank alone has.
+    layout: of a weight that stays packed.
     """
     if shard.is_whole:
         return Linear(
@@ -120,7 +126,6 @@ def summing_linear(
             order=order,
             layout=layout,
         )
-    assert layout is None, "packed weights are not divided"
     return RowParallelLinear(
         in_features,
         part,
@@ -130,4 +135,5 @@ def summing_linear(
         device=device,
         order=order,
         shard=shard,
+        layout=layout,
     )

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from eyas.kernels.packed import Layout, Weight
+from eyas.kernels.packed import Layout, Weight, some_columns
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats import Format, StoredTensor, format_of, without_cache_scales
 from eyas.parallel.cut import Range
@@ -64,7 +64,7 @@ class Region:
     outer: int | None
     rows: Range
     columns: Range | None
-    target: torch.Tensor
+    target: Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,10 @@ class Checkpoint:
             return readers.read(tensor).clone()
 
     def stream_regions(
-        self, regions: Mapping[str, Sequence[Region]]
-    ) -> Iterator[tuple[str, Iterator[tuple[torch.Tensor, torch.Tensor]]]]:
-        """Yield (name, pairs) for these names, file by file; pairs yields (target, values) on the CPU.
+        self, regions: Mapping[str, Sequence[Region]], kept: Kept | None = None
+    ) -> Iterator[tuple[str, Iterator[tuple[Weight, Weight]]]]:
+        """Yield (name, pairs) for these names, file by file; pairs yields (target, values) on the CPU,
+        or on the device of those that stay packed.
 
         Each region comes in one or several parts. Nothing else is read of a tensor whose values are
         stored.
@@ -137,7 +138,10 @@ class Checkpoint:
                 with _Readers() as readers:
                     for tensor in group:
                         readers.open(tensor.files)
-                        yield tensor.name, _region_values(tensor, readers, regions[tensor.name])
+                        yield (
+                            tensor.name,
+                            _region_values(tensor, readers, regions[tensor.name], kept),
+                        )
 
     def stream(
         self, names: list[str], kept: Kept | None = None
@@ -348,28 +352,35 @@ def _parts(
 
 
 def _region_values(
-    tensor: StoredTensor, readers: _Readers, regions: Sequence[Region]
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield (target, values) of regions of a tensor."""
+    tensor: StoredTensor, readers: _Readers, regions: Sequence[Region], kept: Kept | None
+) -> Iterator[tuple[Weight, Weight]]:
+    """Yield (target, values) of regions of a tensor, or of the tensor as it stays packed."""
     if tensor.packing is None:
         for region in regions:
             yield region.target, readers.read_region(tensor, region)
         return
+    layout = None if kept is None else kept.layouts.get(tensor.name)
     pieces = {role: readers.read(piece) for role, piece in tensor.packing.pieces.items()}
-    for start, stop in tensor.row_ranges():
+    for start, stop in tensor.row_ranges(layout):
         wanted = [(region, *_within(region, start, stop)) for region in regions]
         wanted = [each for each in wanted if each[1] < each[2]]
         if not wanted:
             continue
-        decoded = tensor.packing.decode(pieces, start, stop)
+        rows: Weight
+        if kept is None or layout is None:
+            rows = tensor.packing.decode(pieces, start, stop)
+        else:
+            rows = tensor.packing.pack(pieces, start, stop, layout, kept.dtype, kept.device)
         for region, first, last in wanted:
-            values = decoded[first - start : last - start]
+            values, target = rows[first - start : last - start], region.target
             if region.outer is None:
                 low = first - region.rows[0]
-                target = region.target[low : low + last - first]
+                target = target[low : low + last - first]
             else:
-                values, target = values[0, slice(*region.rows)], region.target
-            yield target, values if region.columns is None else values[:, slice(*region.columns)]
+                values = values[0][slice(*region.rows)]
+            if region.columns is not None:
+                values = some_columns(values, *region.columns)
+            yield target, values
 
 
 def _within(region: Region, start: int, stop: int) -> Range:

@@ -33,7 +33,7 @@ from eyas.models.weights import (
     stored_names,
     wanted_tensors,
 )
-from eyas.parallel.cut import Parameter, whole
+from eyas.parallel.cut import Parameter
 from eyas.parallel.shard import WHOLE, Shard
 
 log = logging.getLogger(__name__)
@@ -86,14 +86,28 @@ class ModelFiles:
 
     def num_bytes(self, dtype: torch.dtype, *, stays_packed: bool, shard: Shard = WHOLE) -> int:
         """Return the bytes of a rank's weights in memory. stays_packed: whether kernels run there."""
+        held = self._held(shard)
+        layouts = self._storage_of(held).layouts if stays_packed else {}
+        return num_bytes(held, dtype, layouts)
+
+    def _held(self, shard: Shard) -> Mapping[str, list[Parameter]]:
+        """Return the parameters of a rank's part, on the device "meta"."""
         if shard.is_whole:
-            return num_bytes(self.shapes, dtype, self.storage.layouts if stays_packed else {})
+            return self.shapes
         new_decoder = decoder_class(self.spec)
-        held = new_decoder(
-            self.spec, dtype=torch.bfloat16, device="meta", max_model_len=1, shard=shard
+        return new_decoder(
+            self.spec,
+            dtype=torch.bfloat16,
+            device="meta",
+            max_model_len=1,
+            shard=replace(shard, group=None),
         ).parameters()
-        cuts = (whole(block) for blocks in held.values() for block in blocks)
-        return sum(cut.target.numel() for cut in cuts) * dtype.itemsize
+
+    def _storage_of(self, held: Mapping[str, list[Parameter]]) -> Storage:
+        """Return how a rank's weights are held where kernels run."""
+        if held is self.shapes:
+            return self.storage
+        return decide(self.spec, held, self.checkpoint.tensors, self.wanted, self.names)
 
     def load(
         self,
@@ -113,7 +127,7 @@ class ModelFiles:
         draft model may get longer texts, where its drafts are worse but the output is not.
         order: the row counts that the runner uses (from `find_row_order`); with None, bits may depend
         on the number of rows. progress: called after each tensor. shard: the part of the weights that
-        is read and held; if it is not all, quantised ones are dequantised.
+        is read and held.
         ValueError: `max_model_len` is too large, or a weight is not finite.
         """
         longest = self.spec.max_position
@@ -124,13 +138,11 @@ class ModelFiles:
             )
         dtype = resolve_dtype(dtype, device)
         has_kernels = order is not None and order.products is not None
-        stays_packed = has_kernels and shard.is_whole
-        storage = self.storage if stays_packed else Storage()
+        storage = self._storage_of(self._held(shard)) if has_kernels else Storage()
         if (stored := self.checkpoint.format) is not None:
             how = storage.description
-            if not stays_packed:
-                why = "ranks divide them" if has_kernels else "no kernels here"
-                how = f"all are dequantised ({why})"
+            if not has_kernels:
+                how = "all are dequantised (no kernels here)"
             log.info(
                 "weights are stored as %s and computed as %s: %s%s",
                 stored.description,

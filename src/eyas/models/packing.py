@@ -21,7 +21,7 @@ from eyas.layers.gemm_variants import is_supported
 from eyas.models.formats import StoredTensor
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import fused_name, stores_transposed
-from eyas.parallel.cut import Parameter
+from eyas.parallel.cut import Cut, Parameter
 
 _TAKEN = re.compile(
     r"layers\.\d+\.(attention\.[qkvo]|mlp\.(experts\.\d+\.|shared\.)?(gate|up|gate_up|down))\.weight"
@@ -59,8 +59,8 @@ def decide(
 ) -> Storage:
     """Return how the weights of a checkpoint are held on a device that runs kernels.
 
-    parameters: of a decoder. tensors: of the checkpoint. wanted, names: from `weights.wanted_tensors`
-    and `weights.stored_names`.
+    parameters: of a decoder, or of a rank's part of one. tensors: of the checkpoint. wanted, names:
+    from `weights.wanted_tensors` and `weights.stored_names`.
     """
     tensor_of = {parameter: tensors[name] for name, parameter in wanted.items()}
     is_transposed = stores_transposed(parameters)
@@ -95,7 +95,9 @@ def packable(
     layouts: dict[str, Layout] = {}
     for group in _weights(parameters):
         wanted = choose(group[0])
-        if wanted is not None and _refusal(spec, group[0], parameters) is None:
+        if wanted is None or _refusal(spec, group[0], parameters) is not None:
+            continue
+        if _keeps_blocks_of_columns(wanted, group, parameters):
             layouts |= dict.fromkeys(group, _divided(spec, wanted, group, parameters))
     return layouts
 
@@ -108,11 +110,17 @@ def num_bytes(
     for parameter, blocks in parameters.items():
         layout = layouts.get(parameter)
         for block in blocks:
-            if layout is None:
-                total += math.prod(block.shape) * dtype.itemsize
+            shape = held_shape(block)
+            if layout is None or not shape[0]:
+                total += math.prod(shape) * dtype.itemsize
             else:
-                total += layout.bytes_of(*block.shape)
+                total += layout.bytes_of(*shape)
     return total
+
+
+def held_shape(block: Parameter) -> tuple[int, ...]:
+    """Return the shape of what a rank holds of a parameter."""
+    return tuple(block.target.shape if isinstance(block, Cut) else block.shape)
 
 
 def _weights(parameters: Mapping[str, list[Parameter]]) -> Iterator[list[str]]:
@@ -147,8 +155,23 @@ def _layout_of(
         assert tensor.packing is not None
         if tensor.packing.is_transposed != (is_transposed and len(tensor.shape) == 3):
             return "rows are stored as columns"
+    if not _keeps_blocks_of_columns(first, group, parameters):
+        return "ranks divide columns that share a scale"
     rows = math.gcd(*(layout.rows for layout in known))
     return _divided(spec, replace(first, rows=rows), group, parameters)
+
+
+def _keeps_blocks_of_columns(
+    layout: Layout, group: list[str], parameters: Mapping[str, list[Parameter]]
+) -> bool:
+    """Whether a rank's columns of a weight begin and end where the layout can be divided."""
+    for parameter in group:
+        for block in parameters[parameter]:
+            if isinstance(block, Cut) and block.columns is not None:
+                start, stop = block.columns
+                if start % layout.divisible or (stop % layout.divisible and stop != block.shape[1]):
+                    return False
+    return True
 
 
 def _refusal(
@@ -157,7 +180,7 @@ def _refusal(
     """Return why no layout of a parameter stays packed; None where one may."""
     if not _TAKEN.fullmatch(parameter) or (spec.latent is not None and ".attention." in parameter):
         return "their layers use values"
-    if not is_supported(parameters[parameter][0].shape[1]):
+    if not is_supported(_num_columns(parameters[parameter][0])):
         return "input features are no multiple of 16"
     return None
 
@@ -165,10 +188,22 @@ def _refusal(
 def _divided(
     spec: ModelSpec, layout: Layout, group: list[str], parameters: Mapping[str, list[Parameter]]
 ) -> Layout:
-    """Return the layout with so few rows of a block that every part begins with a block; with one row
-    where the layer reorders rows."""
+    """Return the layout with so few rows of a block that every part, of a weight and of a rank, begins
+    with a block; with one row where the layer reorders rows."""
     has_heads = re.search(r"\.attention\.[qkv]\.", group[0]) is not None
     if ".gate_up." in group[0] or (has_heads and spec.rope.head_layout is not None):
         return replace(layout, rows=1)
-    sizes = {block.shape[0] for parameter in group for block in parameters[parameter]}
-    return replace(layout, rows=math.gcd(layout.rows, *sizes))
+    borders: set[int] = set()
+    for parameter in group:
+        for block in parameters[parameter]:
+            borders.add(block.shape[0])
+            if isinstance(block, Cut):
+                borders |= {border for rows in block.rows for border in rows}
+    return replace(layout, rows=math.gcd(layout.rows, *borders))
+
+
+def _num_columns(block: Parameter) -> int:
+    """Return the columns of what a rank holds of a weight, or would hold."""
+    if isinstance(block, Cut) and block.columns is not None:
+        return block.columns[1] - block.columns[0]
+    return block.shape[1]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from eyas.kernels.packed import PackedWeight, Weight
+from eyas.kernels.packed import PackedWeight, Weight, bytes_of
 from eyas.models.checkpoint import Checkpoint, Kept, Region
 from eyas.models.formats import StoredTensor
 from eyas.models.spec import ModelSpec
@@ -363,8 +363,7 @@ def fill(
     ValueError: a number is not finite, or does not fit the type of the parameter.
     """
     if any(isinstance(block, Cut) for blocks in parameters.values() for block in blocks):
-        assert kept is None or not kept.layouts, "packed weights are not divided"
-        _fill_cuts(parameters, checkpoint, wanted, progress)
+        _fill_cuts(parameters, checkpoint, wanted, progress, kept)
         return
     total = sum(checkpoint.tensors[name].num_bytes for name in wanted)
     done = 0
@@ -386,19 +385,25 @@ def _fill_cuts(
     checkpoint: Checkpoint,
     wanted: Mapping[str, str],
     progress: Progress | None,
+    kept: Kept | None,
 ) -> None:
     """Do the same for parameters of which this rank holds a part; nothing else is read."""
     regions: dict[str, list[Region]] = {}
     for name, parameter in wanted.items():
-        if found := list(_regions(parameters[parameter], checkpoint.tensors[name].shape)):
+        tensor = checkpoint.tensors[name]
+        shape = tensor.shape
+        if kept is not None and name in kept.layouts and tensor.packing is not None:
+            if tensor.packing.is_transposed:  # packed ones are as they are used
+                shape = (*shape[:-2], shape[-1], shape[-2])
+        if found := list(_regions(parameters[parameter], shape)):
             regions[name] = found
-    total = sum(each.target.nbytes for found in regions.values() for each in found)
+    total = sum(bytes_of(each.target) for found in regions.values() for each in found)
     done = 0
-    for name, pairs in checkpoint.stream_regions(regions):
+    for name, pairs in checkpoint.stream_regions(regions, kept):
         for target, values in pairs:
-            target.copy_(values)
+            target.copy_(values)  # type: ignore[arg-type]
             _check_finite(checkpoint.tensors[name], target, values)
-        done += sum(each.target.nbytes for each in regions[name])
+        done += sum(bytes_of(each.target) for each in regions[name])
         if progress is not None:
             progress(name, done, total)
 

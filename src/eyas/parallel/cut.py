@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from eyas.kernels.packed import Weight
+from eyas.kernels.packed import PackedWeight, Weight
 
 Range = tuple[int, int]
 """The first index, and the one after the last."""
@@ -47,34 +47,34 @@ class Rows:
 class Cut:
     """A parameter of which a rank holds some rows, or some columns.
 
-    target: takes them. shape: of the whole tensor. rows: that are held. columns: that are held; None
-    is all.
+    target: takes them, plain or packed. shape: of the whole tensor. rows: that are held. columns: that
+    are held; None is all.
     """
 
-    target: torch.Tensor
+    target: Weight
     shape: tuple[int, ...]
     rows: tuple[Range, ...]
     columns: Range | None = None
 
     @classmethod
-    def of_rows(cls, target: torch.Tensor, rows: Rows) -> Cut:
+    def of_rows(cls, target: Weight, rows: Rows) -> Cut:
         return cls(target, (rows.whole, *target.shape[1:]), rows.ranges)
 
     @classmethod
-    def of_columns(cls, target: torch.Tensor, whole: int, columns: Range) -> Cut:
+    def of_columns(cls, target: Weight, whole: int, columns: Range) -> Cut:
         return cls(target, (target.shape[0], whole), ((0, target.shape[0]),), columns)
 
     @classmethod
-    def nothing(cls, *shape: int) -> Cut:
-        """Return a parameter of which the rank holds nothing."""
-        return cls(torch.empty(0), shape, ())
+    def nothing(cls, *shape: int, like: Weight | None = None) -> Cut:
+        """Return a parameter of which the rank holds nothing. like: a weight that is stored so too."""
+        return cls(torch.empty(0) if like is None else like[:0], shape, ())
 
     def dim(self) -> int:
         return len(self.shape)
 
     def t(self) -> Cut:
-        """Return the cut of the transposed tensor; of one with one dimension, itself."""
-        if self.dim() < 2:
+        """Return the cut of the transposed tensor; of one with one dimension, or packed, itself."""
+        if self.dim() < 2 or isinstance(self.target, PackedWeight):
             return self
         num_rows, num_columns = self.shape
         if not self.rows:
@@ -83,7 +83,7 @@ class Cut:
         rows = ((0, num_columns) if self.columns is None else self.columns,)
         return Cut(self.target.t(), (num_columns, num_rows), rows, columns)
 
-    def regions(self) -> Iterator[tuple[Range, Range | None, torch.Tensor]]:
+    def regions(self) -> Iterator[tuple[Range, Range | None, Weight]]:
         """Yield (rows, columns, what takes them) of the whole tensor."""
         at = 0
         for start, stop in self.rows:
@@ -99,7 +99,6 @@ def held(weight: Weight, rows: Rows) -> Parameter:
     """Return what a loader fills of a weight that has these rows of a tensor."""
     if rows.count == rows.whole:
         return weight
-    assert isinstance(weight, torch.Tensor), "packed weights are not divided"
     return Cut.of_rows(weight, rows)
 
 
@@ -107,5 +106,4 @@ def whole(parameter: Parameter) -> Cut:
     """Return the cut that is all of a parameter, or the cut itself."""
     if isinstance(parameter, Cut):
         return parameter
-    assert isinstance(parameter, torch.Tensor), "packed weights are not divided"
     return Cut(parameter, tuple(parameter.shape), ((0, parameter.shape[0]),))

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 
 from eyas.parallel.lost import GroupLost
 
@@ -49,30 +50,43 @@ class Meeting:
 
 
 class Exchanges(Protocol):
-    """The methods of torch's backends that this module calls; each returns work to wait for."""
+    """The methods of torch's backends that this module calls; each returns work to wait for, or nothing
+    where later work on the device waits by itself."""
 
-    def _allgather_base(self, output: torch.Tensor, x: torch.Tensor, /) -> dist.Work: ...
+    def _allgather_base(
+        self, output: torch.Tensor, x: torch.Tensor, options: Any, /
+    ) -> dist.Work | None: ...
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], /
     ) -> dist.Work: ...
     def gather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any, /
-    ) -> dist.Work: ...
-    def broadcast(self, x: torch.Tensor, root: int, /) -> dist.Work: ...
+    ) -> dist.Work | None: ...
+    def broadcast(self, x: list[torch.Tensor], options: Any, /) -> dist.Work | None: ...
+    def abort(self) -> None: ...
 
 
 class Group:
     """The ranks of one engine.
 
     messages: carries messages, between hosts. exchanges: carries tensors, of the devices on which the
-    ranks compute.
+    ranks compute. is_on_gpu: these are GPUs.
     """
 
-    def __init__(self, rank: int, size: int, messages: Exchanges, exchanges: Exchanges) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        messages: Exchanges,
+        exchanges: Exchanges,
+        *,
+        is_on_gpu: bool = False,
+    ) -> None:
         self.rank = rank
         self.size = size
         self._messages = messages
         self._exchanges = exchanges
+        self.is_on_gpu = is_on_gpu
         self._reason: str | None = None
 
     @property
@@ -84,6 +98,15 @@ class Group:
         if self._reason is None:
             self._reason = reason
 
+    def abort(self, reason: str) -> None:
+        """Give up, and end the exchanges of GPUs that wait for another rank; their results are void.
+
+        Can run in any thread. A CPU's exchanges end by themselves.
+        """
+        self.give_up(reason)
+        if self.is_on_gpu:
+            self._exchanges.abort()
+
     def check(self) -> None:
         """Raise GroupLost if the group is lost."""
         if self._reason is not None:
@@ -93,14 +116,14 @@ class Group:
         """Return the tensors of all ranks [N, ...], which have one shape and type."""
         x = x.contiguous()
         gathered = x.new_empty((self.size, *x.shape))
-        self._run(lambda: self._exchanges._allgather_base(gathered.flatten(), x.flatten()))
+        options = _options(AllgatherOptions)
+        self._run(lambda: self._exchanges._allgather_base(gathered.flatten(), x.flatten(), options))
         return gathered
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
         """Return the tensors of all ranks [N, ...] on rank 0, and None elsewhere."""
         x = x.contiguous()
-        options: Any = dist.GatherOptions()
-        options.rootRank = 0
+        options = _options(dist.GatherOptions)
         if self.rank:
             self._run(lambda: self._exchanges.gather([], [x], options))
             return None
@@ -110,7 +133,7 @@ class Group:
 
     def broadcast(self, x: torch.Tensor) -> None:
         """Fill `x` with the contiguous tensor of rank 0."""
-        self._run(lambda: self._exchanges.broadcast(x, 0))
+        self._run(lambda: self._exchanges.broadcast([x], _options(dist.BroadcastOptions)))
 
     def least(self, value: int) -> int:
         """Return the least of the ranks' numbers."""
@@ -126,31 +149,42 @@ class Group:
         room = FRAME - LENGTH_BYTES
         first = length + message[:room]
         frame[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
-        self._run(lambda: self._messages.broadcast(frame, 0))
+        self._run(lambda: self._messages.broadcast([frame], _options(dist.BroadcastOptions)))
         if len(message) > room:
             rest = torch.frombuffer(bytearray(message[room:]), dtype=torch.uint8)
-            self._run(lambda: self._messages.broadcast(rest, 0))
+            self._run(lambda: self._messages.broadcast([rest], _options(dist.BroadcastOptions)))
 
     def receive(self) -> bytes:
         """Return the next message of rank 0, however long it takes."""
         frame = torch.empty(FRAME, dtype=torch.uint8)
-        self._run(lambda: self._messages.broadcast(frame, 0))
+        self._run(lambda: self._messages.broadcast([frame], _options(dist.BroadcastOptions)))
         first = frame.numpy().tobytes()
         length = int.from_bytes(first[:LENGTH_BYTES], "little")
         message = first[LENGTH_BYTES:][:length]
         if missing := length - len(message):
             rest = torch.empty(missing, dtype=torch.uint8)
-            self._run(lambda: self._messages.broadcast(rest, 0))
+            self._run(lambda: self._messages.broadcast([rest], _options(dist.BroadcastOptions)))
             message += rest.numpy().tobytes()
         return message
 
-    def _run(self, begin: Callable[[], dist.Work]) -> None:
+    def _run(self, begin: Callable[[], dist.Work | None]) -> None:
         self.check()
         try:
-            begin().wait()
+            if (work := begin()) is not None:
+                work.wait()
         except RuntimeError as error:  # torch's: a peer is gone, or time is up
             self.give_up(_first_sentence(error))
             self.check()
+
+
+def _options(kind: type[Any]) -> Any:
+    """Return options of an exchange, from or to rank 0, which runs in the order of the work that the
+    device has: it needs no stream of its own, and is captured in CUDA graphs like a kernel."""
+    options = kind()
+    options.asyncOp = False
+    if hasattr(options, "rootRank"):
+        options.rootRank = 0
+    return options
 
 
 def meet(meeting: Meeting, device: torch.device) -> Group:
@@ -171,7 +205,7 @@ def meet(meeting: Meeting, device: torch.device) -> Group:
             f"rank {rank} of {size} did not meet the others at {meeting.place}: "
             f"{_first_sentence(error)}"
         ) from error
-    return Group(rank, size, messages, exchanges)
+    return Group(rank, size, messages, exchanges, is_on_gpu=device.type != "cpu")
 
 
 def _first_sentence(error: RuntimeError) -> str:

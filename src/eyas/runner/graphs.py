@@ -7,6 +7,9 @@ replay the graph. A replay writes the tensors that the function returned while i
 later stages were captured reading those tensors. If a stage cannot be captured, steps of its shape
 run without graphs from then on.
 
+Where several ranks run the model, the forward pass in a stage exchanges tensors with the other ranks,
+which capture it at the same time, and replay it when they are told to (`runner.ranks.Leader`).
+
 Promises: a replay does what the function would do. The number of cached graphs is bounded. A stage
 reads static tensors (`StepInputs`, the engine's own tables), tensors copied to static ones
 (`to_static`), and results of other stages of the same step. Therefore the stages of one step shape
@@ -23,9 +26,11 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-from weakref import WeakSet
+from functools import partial
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet, finalize
 
 import numpy as np
 import torch
@@ -79,12 +84,46 @@ class StepInputs:
         self.roots_B.sub_(1)
 
 
+class Announced(Protocol):
+    """number: of the forward pass of a stage that was captured; None if it has none."""
+
+    @property
+    def number(self) -> int | None: ...
+
+
+class Announcer(Protocol):
+    """Has the other ranks capture, replay and drop the forward pass that is in a stage.
+
+    capturing, replaying: contexts in which this rank does the same.
+    """
+
+    def capturing(self) -> AbstractContextManager[Announced]: ...
+    def replaying(self, number: int) -> AbstractContextManager[None]: ...
+    def drop(self, number: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Captured:
-    """A captured stage and the result that its replays write."""
+    """A captured stage and the result that its replays write.
+
+    replaying: the context of a replay in which the other ranks have a part.
+    """
 
     graph: torch.cuda.CUDAGraph
     result: Any
+    replaying: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def replay(self) -> None:
+        with self.replaying():
+            self.graph.replay()
+
+
+def recorded(stage: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """Return the graph of a stage, and the result that its replays write. pool: of its memory."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = stage()
+    return graph, result
 
 
 class Stages:
@@ -107,12 +146,12 @@ class Stages:
             return stage()
         captured = self._captured.get((name, key))
         if captured is not None:
-            captured.graph.replay()
+            captured.replay()
         else:
             result = stage()
             try:
                 captured = self._captured[name, key] = self.graphs.capture(name, stage)
-                captured.graph.replay()
+                captured.replay()
             except Exception:
                 # The result of the call is valid, but stages that read it must not be captured either.
                 log.warning("a stage of a step cannot be captured: %s", name, exc_info=True)
@@ -135,17 +174,23 @@ class StepGraphs:
     """The captured stages of all step shapes, and the static tensors that they read.
 
     max_graphs: how many graphs are kept, at least those of one shape. captured_at: the occurrence of a
-    shape from which its steps are captured. num_captured: graphs captured so far; num_replays: calls
-    that were served by a replay.
+    shape from which its steps are captured. announcer: to the other ranks; None where there are none.
+    num_captured: graphs captured so far; num_replays: calls that were served by a replay.
     """
 
     def __init__(
-        self, device: torch.device, max_graphs: int = MAX_GRAPHS, captured_at: int = 1
+        self,
+        device: torch.device,
+        max_graphs: int = MAX_GRAPHS,
+        captured_at: int = 1,
+        *,
+        announcer: Announcer | None = None,
     ) -> None:
         self._device = device
         self._max_graphs = max_graphs
         self._captured_at = captured_at
         self._num_seen: Counter[Hashable] = Counter()
+        self._announcer = announcer
         self._shapes: OrderedDict[Hashable, Stages] = OrderedDict()
         self._own = self.new_stages()
         self._inputs: dict[tuple[int, int], StepInputs] = {}
@@ -225,17 +270,26 @@ class StepGraphs:
         return padded
 
     def capture(self, name: Hashable, stage: Callable[[], Any]) -> Captured:
-        """Capture a stage that has run once."""
-        alive = self._alive.setdefault(name, WeakSet())
-        if not alive:  # a pool without graphs cannot be used again
-            self._pools[name] = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pools[name], capture_error_mode="thread_local"):
-            result = stage()
+        """Capture a stage that has run once, on all ranks that have a part in it."""
+        announcer = self._announcer
+        if announcer is None:
+            captured = Captured(*self._record(name, stage))
+        else:
+            with announcer.capturing() as announced:
+                graph, result = self._record(name, stage)
+            captured = Captured(graph, result)
+            if (number := announced.number) is not None:
+                captured = Captured(graph, result, partial(announcer.replaying, number))
+                finalize(captured, announcer.drop, number)
         self.num_captured += 1
-        captured = Captured(graph, result)
-        alive.add(captured)
+        self._alive.setdefault(name, WeakSet()).add(captured)
         return captured
+
+    def _record(self, name: Hashable, stage: Callable[[], Any]) -> tuple[Any, Any]:
+        """Return the graph of a stage and its result."""
+        if not self._alive.get(name):  # a pool without graphs cannot be used again
+            self._pools[name] = torch.cuda.graph_pool_handle()
+        return recorded(stage, self._pools[name])
 
     def to_static(self, tree: DraftTree) -> DraftTree:
         """Return a copy of `tree` in tensors that all trees of its shape and kind share."""

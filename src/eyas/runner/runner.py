@@ -92,9 +92,11 @@ class ModelRunner:
     ) -> None:
         self.model = model
         self.backend = backend
-        self._leader = leader
+        self.leader = leader
         if leader is not None and backend.states is not None:
             backend.states.on_change = leader.change_states
+        if leader is not None and backend.windows is not None:
+            backend.windows.on_change = leader.change_windows
         self.order = model.order
         self._logits_RV: torch.Tensor | None = None
 
@@ -104,9 +106,9 @@ class ModelRunner:
 
         taps: for each number k, the residual stream after k layers is returned (0 is the embedding).
         """
-        if self._leader is None:
+        if self.leader is None:
             return self._forward(rows, taps)
-        with self._leader.forward(rows):
+        with self.leader.forward(rows):
             return self._forward(rows, taps)
 
     def _forward(self, rows: ForwardRows, taps: tuple[int, ...]) -> Output:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from eyas.cache.kv import WindowMap
 from eyas.cache.states import SequenceStates
 from eyas.core import Verdict
 from eyas.ops.advance import advance
@@ -27,8 +28,8 @@ class SequenceTable:
     one is written with what is not appended. num_seatings[a]: how many sequences have had seat a,
     to tell sequences apart in caches by seat. last_position: of the longest sequence; the rows of
     later positions, whose results are not read, run at this position. states: by seat, of layers that
-    have one per sequence; None if there are none. window_slots_S: of each slot, where layers with a
-    window have slots of their own; else None.
+    have one per sequence; None if there are none. windows: where layers with a window store what
+    belongs to a slot; None if all layers have all slots.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class SequenceTable:
         max_width: int,
         device: torch.device,
         states: SequenceStates | None = None,
-        window_slots_S: torch.Tensor | None = None,
+        windows: WindowMap | None = None,
     ) -> None:
         self.last_position = max_length - 1
         self.num_columns = max_length + 3 * max_width
@@ -51,7 +52,7 @@ class SequenceTable:
         self.num_seatings = [0] * (num_seats + 1)
         self.device = device
         self.states = states
-        self.window_slots_S = window_slots_S
+        self._windows = windows
         if states is not None:
             states.resize(num_seats + 1, max_width)
         self._free_seats = list(range(num_seats - 1, -1, -1))
@@ -87,10 +88,8 @@ class SequenceTable:
 
     def write_window_slots(self, slots: np.ndarray, window_slots: np.ndarray) -> None:
         """Set the window slots of these slots, each of which occurs once."""
-        if len(slots):
-            assert self.window_slots_S is not None
-            both = send(np.stack((slots, window_slots)), self.device)
-            self.window_slots_S.index_copy_(0, both[0], both[1])
+        assert self._windows is not None
+        self._windows.assign(slots, window_slots)
 
     def advance(
         self,
