@@ -311,12 +311,12 @@ _TINY = ModelSpec(
     architecture="LlamaForCausalLM",
     family="llama",
     vocab_size=512,
-    hidden_size=256,
-    num_layers=8,
+    hidden_size=128,
+    num_layers=2,
     num_query_heads=4,
     num_kv_heads=2,
     head_dim=64,
-    intermediate_size=512,
+    intermediate_size=256,
     norm_epsilon=1e-5,
     rope=RopeSpec("llama3", 500000.0, 64, factor=8.0, original_max_position=1024),
     qkv_bias=False,
@@ -324,7 +324,7 @@ _TINY = ModelSpec(
     mlp_bias=False,
     qk_norm=False,
     tie_embeddings=False,
-    windows=(None,) * 8,
+    windows=(None,) * 2,
     max_position=8192,
     bos_token_id=None,
     eos_token_ids=(),
@@ -334,7 +334,7 @@ _TINY_MOE = replace(
     architecture="MixtralForCausalLM",
     family="mixtral",
     experts=ExpertSpec(16, 256, Routing(4)),
-    expert_layers=frozenset(range(8)),
+    expert_layers=frozenset(range(2)),
 )
 
 _TINY_LATENT_SIZES = LatentSizes(64, 64, 32, 16, 32)
@@ -369,8 +369,8 @@ SHAPES = {
         NamedShape("deepseek-v3-6-layers", _V3_CUT, _mtp(_V3_CUT)),
         NamedShape("qwen3-next-80b-a3b", _QWEN_NEXT, _eagle3(_QWEN_NEXT, 32000)),
         NamedShape("qwen3-next-24-layers", _QWEN_NEXT_CUT, _eagle3(_QWEN_NEXT_CUT, 32000)),
-        NamedShape("tiny", _TINY, _eagle3(_TINY, 128)),
-        NamedShape("tiny-moe", _TINY_MOE, _eagle3(_TINY_MOE, 128)),
+        NamedShape("tiny", _TINY, replace(_eagle3(_TINY, 128), taps=(0, 1, 2))),
+        NamedShape("tiny-moe", _TINY_MOE, replace(_eagle3(_TINY_MOE, 128), taps=(0, 1, 2))),
         NamedShape("tiny-latent", _TINY_LATENT, _mtp(_TINY_LATENT)),
     )
 }

@@ -386,7 +386,7 @@ MUTATIONS = [
         "_Tiles.__init__",
         "columns_L <= positions_YQ1",
         "columns_L < positions_YQ1",
-        ATTENTION + "trees_see_their_own_path[float32 by torch-None-heads0]",
+        ATTENTION + "trees_see_their_own_path[(4, 2)-None-float32 by torch]",
     ),
     Mutation(
         "a row competes with the sink of another head of its group",
