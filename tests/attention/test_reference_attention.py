@@ -127,7 +127,9 @@ def test_a_scale_of_the_layer_is_used() -> None:
 
 
 @pytest.mark.parametrize("is_chain", [True, False])
-@pytest.mark.parametrize("store", [LATENT, LayerStore(16, 1, 40, value_dim=32)], ids=str)
+@pytest.mark.parametrize(
+    "store", [LATENT, LayerStore(16, 1, 40, value_dim=32)], ids=["latent", "part"]
+)
 def test_values_may_be_a_part_of_keys(
     store: LayerStore, is_chain: bool, dtype: torch.dtype
 ) -> None:

@@ -176,7 +176,7 @@ def request(llm: LLM, name: str, temperature: float) -> tuple[Asked, SamplingPar
     params = SamplingParams(
         temperature=temperature,
         seed=7,
-        max_tokens=drawn(120, 200),
+        max_tokens=drawn(96, 200),
         logprobs=1,
         n=2 if temperature else 1,
     )

@@ -20,7 +20,7 @@ from tests.laws.world import IN_WINDOWS, LAYERS, Answers, Setting, dtypes, new_e
 from tests.models.tiny import tokens
 from tests.thorough import drawn
 
-NUM_DRAWN = drawn(4, 8)
+NUM_DRAWN = drawn(3, 8)
 QUICK = ("mtp tree", "oracle tree", "random trees")
 DRAFTERS = ("mtp chain", "mtp tree", "oracle tree", "random trees", "ngram", "adversary")
 
