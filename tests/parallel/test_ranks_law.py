@@ -31,14 +31,15 @@ from eyas.native.products import compiled
 from tests.laws.drafters import Oracle
 from tests.laws.world import VOCAB, Answers, run, write_layers, write_model
 from tests.models.tiny import make_model, save_model, tokens
+from tests.thorough import drawn
 
 pytestmark = pytest.mark.skipif(
     compiled().library is None, reason="ranks on a CPU need a C compiler"
 )
 
 KINDS = {
-    "dense": ((2, 1), (4, 1)),
-    "experts": ((2, 1), (4, 4)),
+    "dense": drawn(((4, 1),), ((2, 1), (4, 1))),
+    "experts": ((2, 1), drawn((2, 2), (4, 4))),
     "latent": ((2, 1),),
     "state": ((2, 2),),
     "sinks and windows": ((2, 2),),
