@@ -28,6 +28,8 @@ from eyas.draft import Drafter
 from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
 from eyas.native.products import compiled
+from eyas.parallel import processes
+from tests import forked
 from tests.laws.drafters import Oracle
 from tests.laws.world import VOCAB, Answers, run, write_layers, write_model
 from tests.models.tiny import make_model, save_model, tokens
@@ -58,6 +60,11 @@ def requests() -> list[Request]:
         Request(id=f"r{i}", prompt_token_ids=tokens(5 + 13 * i), params=each)
         for i, each in enumerate(params)
     ]
+
+
+@pytest.fixture(autouse=True)
+def _ranks_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "python_command", forked.command)
 
 
 @contextmanager

@@ -30,7 +30,10 @@ from eyas.train.head.network import TrainableHead
 from eyas.train.head.plot import PLOT_FILE, draw
 from eyas.train.head.progress import OnProgress, Progress, ignore_progress
 from eyas.train.head.target import Target
+from tests.train.plots import one_picture
 from tests.train.tiny import VOCABULARY, make_spec, make_target, make_texts
+
+__all__ = ["one_picture"]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +82,7 @@ def make_loop(
 
 
 def test_a_head_learns_a_few_texts_by_heart(target: Target, tmp_path: Path) -> None:
-    loop = make_loop(target, tmp_path, epochs=80, learning_rate=4e-3)
+    loop = make_loop(target, tmp_path, epochs=60, learning_rate=5e-3)
     before = loop.evaluate()
     assert loop.train(math.inf)
     after = loop.evaluations[-1]
@@ -160,7 +163,7 @@ def test_the_builtin_model_gets_a_head_in_every_format_that_can_hold_it(tmp_path
         conversations="builtin:6",
         max_tokens=8,
         max_num_seqs=4,
-        max_length=256,
+        max_length=512,
         num_heads=2,
         num_kv_heads=1,
         intermediate_size=64,
