@@ -168,8 +168,8 @@ CASES = {
 
 TEMPERATURES = (0.0, 1.0)
 QUICK = ("auto",)
-"""Drafters of `make test` with llguidance. The blend, which has all the others in it but the draft model,
-runs with xgrammar here and with llguidance in the grammar law."""
+"""Drafters of `make test` with llguidance. The blend, which has all the others in it but the draft
+model, runs with xgrammar here and with llguidance in the grammar law."""
 
 
 def request(llm: LLM, name: str, temperature: float) -> tuple[Asked, SamplingParams]:

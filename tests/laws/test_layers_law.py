@@ -51,7 +51,7 @@ def test_neighbours_and_chunks_do_not_matter(setting: Setting, alone: Answers) -
 def test_preemption_does_not_matter(setting: Setting, alone: Answers) -> None:
     engine = new_engine(replace(setting, num_slots=LENGTH + 3))
     assert_same(run(engine, many_requests()), alone)
-    assert engine.stats().num_preemptions >= 3
+    assert engine.stats().num_preemptions >= 1
 
 
 def test_a_prefix_hit_does_not_matter(setting: Setting, alone: Answers) -> None:
