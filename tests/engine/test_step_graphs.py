@@ -167,9 +167,9 @@ def test_no_token_is_lost_where_nothing_can_be_captured(drafter: str) -> None:
     texts = ["Repeat this text exactly: seven green boats, seven red boats.", "Hello! Who are you?"]
     chats = [[{"role": "user", "content": text}] for text in texts]
     with LLM(config=config) as llm:
-        expected = llm.chat(chats, SamplingParams(max_tokens=32, seed=1))
+        expected = llm.chat(chats, SamplingParams(max_tokens=40, seed=1))
         failing = llm.engine.launcher.graphs = Failing()
-        found = llm.chat(chats, SamplingParams(max_tokens=32, seed=1))
+        found = llm.chat(chats, SamplingParams(max_tokens=40, seed=1))
         assert [one.token_ids for one in found] == [one.token_ids for one in expected]
         assert failing.num_tried > 2
         assert llm.engine.metrics.num_failed_steps == 0
