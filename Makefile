@@ -34,7 +34,8 @@ test: $(STAMP)
 # All combinations of the laws' conditions and many more drawn cases, beside what `make test` runs of them.
 laws: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu" --thorough \
-		tests/laws tests/draft tests/engine tests/layers tests/kernels/test_gemm.py
+		$(addprefix tests/,laws attention constraint dialect draft engine kernels layers parallel \
+			typing verify cli/test_train_head.py)
 
 # As on a processor without AVX-512 and bfloat16: all rooms that compute, or CAPPED=tests for everything.
 # A processor that has neither ran them so in `make test`.

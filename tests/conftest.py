@@ -7,6 +7,7 @@ imports it).
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
@@ -58,6 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
+def pytest_collection_finish() -> None:
+    """The garbage collector need not look at modules and thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 SAFE_PATH = "PYTHONSAFEPATH"
 _SAFE_PATH_AT_FIRST = os.environ.get(SAFE_PATH)
 
@@ -102,6 +109,32 @@ def _row_orders_are_measured_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(load, "find_row_order", find_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engines_of_one_kind_are_checked_once() -> Iterator[None]:
+    """Run the self-check of an engine's start once for each model and size of cache on a CPU. It finds
+    the same again, as long as nothing is patched; the tests of the check call it directly."""
+    from eyas.engine import build
+
+    check = build.check_exactness
+    passed: dict[Any, Any] = {}
+
+    def check_once(runner: Any, report: Any, *sizes: int, **options: Any) -> Any:
+        if report.order.products is not None or runner._leader is not None or not report.exact:
+            return check(runner, report, *sizes, **options)
+        model, kv = runner.model, runner.backend.kv
+        kind = (model.spec, model.dtype, report, sizes, kv.stored_dtype, kv.windows is None)
+        if kind not in passed:
+            found = check(runner, report, *sizes, **options)
+            if not found.exact:
+                return found
+            passed[kind] = found
+        return passed[kind]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(build, "check_exactness", check_once)
         yield
 
 

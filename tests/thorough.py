@@ -6,6 +6,8 @@ all combinations and many draws.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations, product
 from typing import Any, TypeVar
 
 import pytest
@@ -29,4 +31,31 @@ def only_thorough(*cases: Any) -> list[Any]:
     return [
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.thorough)
         for case in cases
+    ]
+
+
+def pairs(*conditions: Sequence[Any]) -> list[Any]:
+    """Return the product of the conditions as parameters of `pytest.mark.parametrize`: a subset in
+    which every two values of two conditions meet runs always, the rest with `--thorough`.
+
+    conditions: the values of each of the test's parameters, in their order.
+    """
+    cases = list(product(*(range(len(values)) for values in conditions)))
+    met: dict[tuple[int, ...], set[tuple[int, int, int, int]]] = {
+        case: {(i, case[i], j, case[j]) for i, j in combinations(range(len(case)), 2)}
+        for case in cases
+    }
+    missing = set().union(*met.values())
+    chosen: set[tuple[int, ...]] = set()
+    while missing:
+        best = max(cases, key=lambda case: len(met[case] & missing))
+        chosen.add(best)
+        missing -= met[best]
+    return [
+        pytest.param(
+            *values,
+            marks=[] if case in chosen else pytest.mark.thorough,
+            id="-".join(getattr(value, "__name__", str(value)) for value in values),
+        )
+        for case, values in zip(cases, product(*conditions), strict=True)
     ]

@@ -15,13 +15,15 @@ from eyas.cache.store import LayerStore
 from eyas.models import cpu_has_bfloat16
 from eyas.native.attention import compiled
 from tests.attention.scenes import Lane, Scene, build, dense, random_parents
+from tests.thorough import drawn, pairs
 
 LATENT = LayerStore(8, 1, 48, scale=0.2, value_dim=32)
 GROUPS = [(4, 4), (4, 2), (8, 1), (6, 2), (16, 1), (3, 1)]
+DTYPES = ["float32", "bfloat16", "float32 by torch", "bfloat16 by torch"]
 EDGES = [0, 1, 2, 7, 63, 64, 100, 190, 191, 192, 193, 251, 382, 383, 384, 385]
 
 
-@pytest.fixture(params=["float32", "bfloat16", "float32 by torch", "bfloat16 by torch"])
+@pytest.fixture(params=DTYPES)
 def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
     """The number format, attended to by compiled code or by torch."""
     name, _, others = request.param.partition(" ")
@@ -61,25 +63,27 @@ def random_lanes(draw: random.Random, make_parents: Callable[[int], list[int]]) 
     return sorted(lanes, key=lambda lane: lane.parents is None)
 
 
-@pytest.mark.parametrize("heads", GROUPS)
-@pytest.mark.parametrize("window", [None, 16, 1])
+@pytest.mark.parametrize(
+    ("heads", "window", "dtype"), pairs(GROUPS, [None, 16, 1], DTYPES), indirect=["dtype"]
+)
 def test_trees_see_their_own_path(
     heads: tuple[int, int], window: int | None, dtype: torch.dtype
 ) -> None:
     store = LayerStore(*heads, 16, window=window)
-    for seed in range(5):
+    for seed in range(drawn(3, 5)):
         draw = random.Random(f"{heads} {window} {seed}")
         lanes = random_lanes(draw, lambda size: random_parents(draw, size))  # noqa: B023
         assert_close(build(lanes, store, dtype, seed), store)
 
 
-@pytest.mark.parametrize("heads", GROUPS)
-@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize(
+    ("heads", "window", "dtype"), pairs(GROUPS, [None, 16], DTYPES), indirect=["dtype"]
+)
 def test_chains_see_what_came_before(
     heads: tuple[int, int], window: int | None, dtype: torch.dtype
 ) -> None:
     store = LayerStore(*heads, 16, window=window)
-    for seed in range(5):
+    for seed in range(drawn(3, 5)):
         draw = random.Random(f"{heads} {window} {seed}")
         lanes = random_lanes(draw, lambda size: list(range(-1, size - 1)))
         assert_close(build(lanes, store, dtype, seed, is_chain=True), store)
@@ -102,8 +106,9 @@ def test_lengths_around_every_edge(stored: int) -> None:
     assert_close(build(chains, store, torch.float32, stored, is_chain=True), store)
 
 
-@pytest.mark.parametrize("heads", GROUPS)
-@pytest.mark.parametrize("window", [None, 16, 1])
+@pytest.mark.parametrize(
+    ("heads", "window", "dtype"), pairs(GROUPS, [None, 16, 1], DTYPES), indirect=["dtype"]
+)
 def test_sinks_take_their_part(
     heads: tuple[int, int], window: int | None, dtype: torch.dtype
 ) -> None:
@@ -122,11 +127,13 @@ def test_a_scale_of_the_layer_is_used() -> None:
 
 
 @pytest.mark.parametrize("is_chain", [True, False])
-@pytest.mark.parametrize("store", [LATENT, LayerStore(16, 1, 40, value_dim=32)], ids=str)
+@pytest.mark.parametrize(
+    "store", [LATENT, LayerStore(16, 1, 40, value_dim=32)], ids=["latent", "part"]
+)
 def test_values_may_be_a_part_of_keys(
     store: LayerStore, is_chain: bool, dtype: torch.dtype
 ) -> None:
-    for seed in range(5):
+    for seed in range(drawn(3, 5)):
         draw = random.Random(f"{store} {seed}")
         lanes = random_lanes(
             draw,
@@ -164,15 +171,21 @@ def test_what_other_slots_hold_does_not_matter(dtype: torch.dtype) -> None:
     assert torch.equal(attend(scene), clean)
 
 
-@pytest.mark.parametrize(("window", "has_sinks"), [(None, False), (16, False), (16, True)])
-@pytest.mark.parametrize("start", [0, 60, 125, 253, 507])
 @pytest.mark.parametrize(
-    "kind", [LayerStore(4, 2, 16), LayerStore(8, 1, 64), LayerStore(3, 3, 32), LATENT], ids=str
+    ("start", "window_and_sinks", "kind", "dtype"),
+    pairs(
+        [0, 60, 125, 253, 507],
+        [(None, False), (16, False), (16, True)],
+        [LayerStore(4, 2, 16), LayerStore(8, 1, 64), LayerStore(3, 3, 32), LATENT],
+        DTYPES,
+    ),
+    indirect=["dtype"],
 )
 def test_a_row_has_the_same_bits_however_it_is_computed(
-    start: int, window: int | None, kind: LayerStore, has_sinks: bool, dtype: torch.dtype
+    start: int, window_and_sinks: tuple[int | None, bool], kind: LayerStore, dtype: torch.dtype
 ) -> None:
     """Positions start.. of one text: as a chunk, as single tokens, as a chain, hidden in a tree."""
+    window, has_sinks = window_and_sinks
     store, count = replace(kind, window=window), 6
     generator = torch.Generator().manual_seed(start)
     text = torch.randn(start + count, *store.slot_shape, generator=generator).to(dtype)

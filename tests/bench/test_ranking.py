@@ -16,7 +16,7 @@ from eyas.verify.lineup import Stage
 from eyas_bench import ranking
 from eyas_bench.ranking import NOISE, TOPK, UNFITTED, Setting, gain, measure, rankings
 
-PICKS = ["Specify a random city.", "Name three animals.", "Pick a colour.", "Name two tools."]
+PICKS = ["Specify a random city.", "Name three animals."]
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def test_every_ranking_gives_plain_decodings_answers(stage: Stage) -> None:
     shapes = [TreeShape(3, 1, 4), TreeShape(3, 2, 8)]
     said: list[str] = []
     results = measure(
-        stage, prompts, settings, shapes, num_seeds=3, max_tokens=32, show_status=said.append
+        stage, prompts, settings, shapes, num_seeds=2, max_tokens=24, show_status=said.append
     )
     assert [(entry["shape"], entry["ranking"]) for entry in results] == [
         *(([3, 1, 4], name) for name in (TOPK, NOISE)),
         *(([3, 2, 8], name) for name in (TOPK, NOISE, UNFITTED)),
     ]
     assert all(entry["changed_answers"] == 0 for entry in results)
-    assert all(entry["num_answers"] == 12 and entry["tokens_per_step"] > 1 for entry in results)
+    assert all(entry["num_answers"] == 4 and entry["tokens_per_step"] > 1 for entry in results)
     assert {entry["num_tokens"] for entry in results} == {results[0]["num_tokens"]}
     assert results[0]["gain"] == {"ratio": 1, "low": 1, "high": 1}
     noise = results[1]

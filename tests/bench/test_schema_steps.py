@@ -248,13 +248,14 @@ def test_rounds_take_turns_over_the_same_instances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema_steps, "STEPS", 12)
+    monkeypatch.setattr(schema_steps, "WARM_UPS", 1)
     teacher = Teacher(1, 2.5, 4)
     engine = make_engine(tmp_path, seqs=4, verify=teacher.verify)
     texts = make_texts(engine, tmp_path).texts
     teacher.teach(engine, texts)
     told: list[int] = []
     held, free = take_turns(engine, texts, 2, 1, 2.5, 2, told.append)
-    assert told == [-1, 0, 1, 2] and len(held) == len(free) == 2
+    assert told == [0, 1, 2] and len(held) == len(free) == 2
     found = summarise(held, free)
     assert found["with_schemas"]["failed"] == found["without"]["failed"] == 0
     assert found["with_schemas"]["tokens"] == found["without"]["tokens"] > 0
@@ -280,8 +281,9 @@ SHORT = ("--repeats", "1", "--device", "cpu", "--dtype", "float32")
 def test_the_command_tells_ratios(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema_steps, "STEPS", 10)
-    monkeypatch.setattr(schema_steps, "SETTLING", 4)
+    monkeypatch.setattr(schema_steps, "STEPS", 4)
+    monkeypatch.setattr(schema_steps, "SETTLING", 2)
+    monkeypatch.setattr(schema_steps, "WARM_UPS", 1)
     directory = tmp_path / "tokenizer"
     directory.mkdir()
     write_tokenizer(directory)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import pytest
 
 from eyas import cli
 from eyas.config import EngineConfig
+from tests.server.forked_serve import forked_eyas
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,8 +67,8 @@ def outcome(
 @contextmanager
 def running(arguments: list[str]) -> Iterator[tuple[httpx.Client, list[str]]]:
     """A server of these arguments, once it is ready, and its log."""
-    command = [sys.executable, "-c", "from eyas.cli import main; main()", "serve", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
+    command = [*forked_eyas(), "serve", *arguments]
+    environment = {**os.environ, "NO_COLOR": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     lines: list[str] = []
 

@@ -14,12 +14,15 @@ from eyas.config import (
     CacheConfig,
     DraftConfig,
     EngineConfig,
+    EngineInfo,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
 )
+from eyas.core import SamplingParams
+from eyas.llm import LLM
 from tests.cli.conftest import Line
-from tests.cli.lines import running
+from tests.cli.lines import Outcome, running
 from tests.models.tiny import make_model, save_model
 from tests.models.tiny_heads import (
     make_head,
@@ -206,14 +209,25 @@ def test_the_line_of_llama_2_serves(tmp_path: Path) -> None:
     )
 
 
-def test_the_line_of_qwen3_serves(tmp_path: Path) -> None:
+def loads(found: Outcome, *notes: str) -> EngineInfo:
+    """Load what would be served, with fewer slots, and let it answer."""
+    assert found.config is not None, found.errors
+    for words in notes:
+        assert any(words in each for each in found.notes), found.notes
+    cache = msgspec.structs.replace(found.config.cache, num_slots=2048)
+    model = msgspec.structs.replace(found.config.model, max_model_len=128)
+    with LLM(config=msgspec.structs.replace(found.config, cache=cache, model=model)) as llm:
+        (answer,) = llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=8))
+        assert len(answer.token_ids) == 8 or answer.choices[0].finish_reason == "stop"
+        return llm.info
+
+
+def test_the_line_of_qwen3_loads(line: Line, tmp_path: Path) -> None:
     made = make_model("qwen3", max_position_embeddings=40960)
     model = save_model(made, tmp_path / "model")
-    answer_of(
-        arguments(CASES["Qwen3 drafts for itself"], str(model)),
-        "--drafter model",
-        "40,960 tokens",
-    )
+    found = line(*arguments(CASES["Qwen3 drafts for itself"], str(model)))
+    assert found.config is not None and found.config.model.max_model_len == 40960
+    assert loads(found).drafter == "model"
 
 
 def on_one_device(name: str, model: Path, draft: Path | None = None) -> list[str]:
@@ -223,20 +237,23 @@ def on_one_device(name: str, model: Path, draft: Path | None = None) -> list[str
     return arguments(Case(text, CASES[name].config), str(model), str(draft))
 
 
-def test_the_line_of_glm_4_5_serves_with_its_mtp_layer(tmp_path: Path) -> None:
+def test_the_line_of_glm_4_5_loads_with_its_mtp_layer(line: Line, tmp_path: Path) -> None:
     model = save_target(tmp_path, "glm4 moe", head_dim=16)
     write_mtp(model, make_mtp(qk_norm=True, experts=8, rotary_dim=8))
-    answer_of(on_one_device("GLM-4.5", model), "drafter head", "--enable-metrics: has no effect")
+    found = line(*on_one_device("GLM-4.5", model))
+    assert loads(found, "--enable-metrics: has no effect").drafter == "head"
 
 
-def test_the_line_of_deepseek_v4_serves_with_its_mtp_layer(tmp_path: Path) -> None:
+def test_the_line_of_deepseek_v4_loads_with_its_mtp_layer(line: Line, tmp_path: Path) -> None:
     save_v4(tmp_path)
-    line = on_one_device("DeepSeek-V4-Flash", tmp_path)
-    assert "--speculative-num-draft-tokens" in line and "--tp" in line
-    answer_of(line, "drafter head")
+    asked = on_one_device("DeepSeek-V4-Flash", tmp_path)
+    assert "--speculative-num-draft-tokens" in asked and "--tp" in asked
+    assert loads(line(*asked)).drafter == "head"
 
 
-def test_the_line_of_gpt_oss_serves_with_a_head(tmp_path: Path) -> None:
+def test_the_line_of_gpt_oss_loads_with_a_head(line: Line, tmp_path: Path) -> None:
     model = save_target(tmp_path / "model", "gpt-oss", max_position_embeddings=131072)
     draft = write_speculators(tmp_path / "draft", make_head())
-    answer_of(on_one_device("gpt-oss", model, draft), "drafter head", "131,072 tokens")
+    found = line(*on_one_device("gpt-oss", model, draft))
+    assert found.config is not None and found.config.model.max_model_len == 131072
+    assert loads(found).drafter == "head"

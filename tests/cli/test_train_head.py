@@ -25,6 +25,10 @@ from eyas.train.head.card import card
 from eyas.train.head.demo import DEMO_SETTINGS
 from eyas.train.head.plot import PLOT_FILE
 from tests.cli.test_commands import assert_one_clear_line, eyas, ok
+from tests.thorough import only_thorough
+from tests.train.plots import one_picture
+
+__all__ = ["one_picture"]
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -77,7 +81,7 @@ def report_of(run: Path) -> dict[str, Any]:
     return json.loads((run / "report.json").read_text())
 
 
-@pytest.mark.parametrize("count", [1, 2, 8])
+@pytest.mark.parametrize("count", [1, 2, *only_thorough(8)])
 def test_a_head_comes_of_any_number_of_prompts(tmp_path: Path, count: int) -> None:
     file = write(tmp_path / "p.jsonl", *(chat(question) for question in QUESTIONS[:count]))
     run = tmp_path / "run"
@@ -278,7 +282,7 @@ def test_lines_are_plain_where_there_is_no_terminal_and_a_bar_stands_below_where
 def test_the_demonstration_needs_nothing_but_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {"prompts": "builtin:3", "conversations": "builtin:21", "eval_prompts": 2}
+    small = {"prompts": "builtin:3", "conversations": "builtin:5", "eval_prompts": 2}
     for name, value in small.items():
         monkeypatch.setitem(DEMO_SETTINGS, name, value)
     monkeypatch.chdir(tmp_path)
@@ -287,7 +291,7 @@ def test_the_demonstration_needs_nothing_but_the_package(
     shapes = [record["shape"] for record in report["engine"]]
     assert shapes[0] == "no head" and "chain 5" in shapes
     assert all(record["num_tokens"] for record in report["engine"])
-    assert "accepted length on 2 held-out prompts" in out
+    assert "accepted length on 1 held-out prompt" in out
     assert "next: eyas generate" in out and "--draft-model eyas-head-demo/specforge" in out
 
 

@@ -20,6 +20,7 @@ from eyas.grammar import Regex, Source
 from eyas.text import Tokenizer
 from tests.constraint.test_backends import WALKS
 from tests.constraint.walking import compiled, letters_of, tokens_of
+from tests.thorough import drawn
 
 ALIKE = Source("lark", 'start: one | two\none: "a" "t" "h" one?\ntwo: "c" "t" "o" two?\n')
 """After `a` and after `c` lexer and row are the same, and what follows is not."""
@@ -115,7 +116,7 @@ def test_masks_are_those_of_a_walk_however_many_drafts_came_before(
 ) -> None:
     """Right, wrong, over the end, with what is no token; steps of every length."""
     name, backend, grammar, tokens = scene
-    for seed in range(6):
+    for seed in range(drawn(3, 6)):
         draw = random.Random(f"{name} {seed}")
         state, place = grammar.start(), 0
         while place < len(tokens):

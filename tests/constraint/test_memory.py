@@ -34,7 +34,7 @@ from eyas.text import Tokenizer
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
 LIMIT = 64 * MIB
-NUM_GRAMMARS = 24
+NUM_GRAMMARS = 16
 SLACK = 64 * MIB
 """For the grammar that is being read, which counts, but cannot go, and for what lies free."""
 NEEDS_COUNTS = pytest.mark.skipif(process_allocator() is None, reason="needs glibc's counts")

@@ -11,12 +11,13 @@ import pytest
 from eyas.core import GrammarError
 from eyas.dialect.base import Wanted
 from eyas.grammar import Choice, Concat, FreeText, Literal, Regex
+from tests.thorough import drawn
 
 from .cases import CASES, FAMILIES, PERSON, TOOLS, Case, tokenizers
 from .recognise import accepts, accepts_text, example
 from .streams import Outcome
 
-NUM_EXAMPLES = 30
+NUM_EXAMPLES = drawn(12, 30)
 ANSWERS = {
     "JSON": PERSON,
     "words": Choice((Literal("Paris"), Literal("Amsterdam"))),

@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.dialect.segment import merged
+from tests.thorough import drawn
 
 from .cases import FAMILIES, cases_of
 from .streams import Outcome, outputs, pushed
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=drawn(40, 100), deadline=None)
 @given(data=st.data())
 def test_any_cut_gives_the_same_events(family: str, data: st.DataObject) -> None:
     case = data.draw(cases_of(family))
@@ -27,7 +28,7 @@ def test_any_cut_gives_the_same_events(family: str, data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=drawn(40, 100), deadline=None)
 @given(data=st.data())
 def test_one_character_a_push_gives_the_same_events(family: str, data: st.DataObject) -> None:
     case = data.draw(cases_of(family))
@@ -39,7 +40,7 @@ def test_one_character_a_push_gives_the_same_events(family: str, data: st.DataOb
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=drawn(40, 100), deadline=None)
 @given(data=st.data())
 def test_what_was_said_is_never_taken_back(family: str, data: st.DataObject) -> None:
     case = data.draw(cases_of(family))

@@ -15,6 +15,7 @@ from eyas.draft.costs import Costs
 from eyas.draft.estimates import Estimates
 from eyas.draft.pace import PLAIN, Pace
 from tests.draft.worlds import SHAPES, World, busy, drifting, even, with_outliers
+from tests.thorough import only_thorough, pairs
 
 SPEEDS = [even, with_outliers, drifting]
 
@@ -29,9 +30,7 @@ BAD: dict[str, Callable[..., World]] = {
 }
 
 
-@pytest.mark.parametrize("speed", SPEEDS)
-@pytest.mark.parametrize("num", [1, 2, 4, 8])
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(("name", "num", "speed"), pairs(list(BAD), [1, 2, 4, 8], SPEEDS))
 def test_drafts_that_do_not_pay_cost_less_than_three_percent(
     name: str, num: int, speed: Callable[..., float]
 ) -> None:
@@ -64,7 +63,9 @@ def test_a_step_of_75_ms_in_place_of_45_for_two_tokens_of_eight_sequences(last: 
 @pytest.mark.parametrize(
     ("speed", "least"), [(even, 0.95), (drifting, 0.92), (with_outliers, 0.92)]
 )
-@pytest.mark.parametrize(("num", "acceptance"), [(1, 0.75), (1, 0.9), (2, 0.75), (2, 0.9)])
+@pytest.mark.parametrize(
+    ("num", "acceptance"), [(1, 0.75), (2, 0.9), *only_thorough((1, 0.9), (2, 0.75))]
+)
 def test_drafts_that_pay_are_nearly_as_good_as_the_best_shape(
     num: int, acceptance: float, speed: Callable[..., float], least: float
 ) -> None:

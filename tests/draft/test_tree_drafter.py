@@ -20,6 +20,7 @@ from eyas.ops import rank
 from eyas.runner.batch import Batch
 from tests.laws.cases import restless_paced, walk_text
 from tests.laws.world import Setting, dtypes, model_drafter, new_engine, run
+from tests.thorough import only_thorough
 
 PLAIN = Setting(max_model_len=150)
 
@@ -140,7 +141,7 @@ class Recorded(DrafterWrapper):
 
 
 @pytest.mark.parametrize("dtype", dtypes(), ids=str)
-@pytest.mark.parametrize("topk", [1, 2, 3])
+@pytest.mark.parametrize("topk", [1, *only_thorough(2), 3])
 def test_a_tree_is_the_same_in_any_batch(topk: int, dtype: torch.dtype) -> None:
     """Unequal lengths, several levels, several children: every tree is that of a batch of one."""
     asked = requests("a", 0.7)

@@ -30,7 +30,7 @@ SIZES = {
 }
 """Multiples of 16, which products of one order ask for on a device."""
 NUM_LAYERS = 3
-NUM_PROMPTS = 5
+NUM_PROMPTS = 3
 DRAFTING = {
     "root": DraftConfig(drafter="root"),
     "chain": DraftConfig(drafter="head", steps=3, topk=1, nodes=4),
@@ -77,9 +77,7 @@ def answers(llm: LLM, batch: int) -> list[list[tuple[int, float]]]:
     """Tokens and their log-probabilities of `NUM_PROMPTS` prompts."""
     prompts = [tokens(5 + 17 * i, seed=i) for i in range(NUM_PROMPTS)]
     params = [
-        SamplingParams(
-            temperature=0.7 * (i % 2), seed=i, max_tokens=12, logprobs=0, ignore_eos=True
-        )
+        SamplingParams(temperature=0.7 * (i % 2), seed=i, max_tokens=8, logprobs=0, ignore_eos=True)
         for i in range(NUM_PROMPTS)
     ]
     found = []

@@ -21,7 +21,7 @@ from .test_masks import END, OBJECT, TEXT, TOKENIZER, backend, filled, sequence
 
 assert backend is not None  # a fixture
 
-NUM_TREES = 60
+NUM_TREES = 30
 
 
 @pytest.fixture(autouse=True)

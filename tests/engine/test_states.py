@@ -23,7 +23,7 @@ from tests.models.test_hybrid_heads import make_definition, save
 from tests.models.tiny import make_model, save_model, tokens
 
 SETTING = Setting(layers="state", max_model_len=200, num_slots=1000)
-BEGINNING = walk_text(101, 64, [0, 1])
+BEGINNING = walk_text(101, 40, [0, 1])
 
 
 def request(name: str, prompt: list[int], **params: Any) -> Request:
@@ -73,7 +73,7 @@ def test_a_common_beginning_is_stored_once_a_second_prompt_has_left_it(flights: 
 def test_an_answer_can_be_continued_from_its_end(flights: int, stop: int | None) -> None:
     """Also where a stop has cut off tokens that the device had chosen and gone on from."""
     setting = Setting(layers="state", max_model_len=200, flights=flights)
-    first = request("first", BEGINNING, max_tokens=30, ignore_eos=True)
+    first = request("first", BEGINNING, max_tokens=16, ignore_eos=True)
     (whole,) = run(new_engine(setting), [first]).values()
     if stop is not None:
         first = request("first", BEGINNING, max_tokens=30, stop_token_ids=(whole.token_ids[stop],))
@@ -159,7 +159,7 @@ def config(model: Path, draft: DraftConfig | None = None) -> EngineConfig:
 def test_a_checkpoint_brings_its_mtp_layer_along(tmp_path: Path) -> None:
     save(make_definition("qwen3 next"), tmp_path)
     prompts = [tokens(30), tokens(7, seed=2)]
-    params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
     found = []
     for draft in (DraftConfig(), DraftConfig(drafter="root")):
         with LLM(config=config(tmp_path, draft)) as llm:

@@ -18,6 +18,7 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
@@ -98,6 +99,7 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
     from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.runtime.cache import get_cache_manager
 
     module, name = job["kernel"].split(":")
     function = getattr(import_module(module), name)
@@ -124,8 +126,13 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     said = printed.getvalue()
-    if "Used" not in said:  # it was compiled before, and is in triton's cache
-        said = _assemble(built.asm["ptx"], knobs.nvidia.ptxas.path)
+    cache = get_cache_manager(built.hash)  # beside the kernel, which is not compiled again either
+    log = cache.get_file("ptxas.log")
+    if log is None:
+        if "Used" not in said:
+            said = _assemble(built.asm["ptx"], knobs.nvidia.ptxas.path)
+        log = cache.put(said, "ptxas.log", binary=False)
+    said = Path(log).read_text(encoding="utf-8")
     registers = re.search(r"Used (\d+) registers", said)
     spilled = re.search(r"(\d+) bytes spill stores", said)
     return {

@@ -16,6 +16,7 @@ from eyas.ops import noise
 from eyas.ops.choose import choose
 from tests.kernels.hopper import Job, compile_for_hopper
 from tests.sampling.rows import Row, assemble
+from tests.thorough import pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 """The interpreter computes with numpy, which remarks on every infinity."""
@@ -98,9 +99,9 @@ def some_row(draw: random.Random, vocab: int, temperature: float, *, masked: boo
     )
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("vocab", [1, 7, 1024, 1027, 4099])
-@pytest.mark.parametrize("num_rows", [1, 5, 19])
+@pytest.mark.parametrize(
+    ("num_rows", "vocab", "masked"), pairs([1, 5, 19], [1, 7, 1024, 1027, 4099], [False, True])
+)
 def test_choices_are_the_samplers(
     device: torch.device, num_rows: int, vocab: int, masked: bool
 ) -> None:

@@ -14,6 +14,7 @@ from eyas.sampling import process, sample
 from tests.kernels.bodies import take_kernels
 from tests.sampling.rows import Row, assemble
 from tests.sampling.test_process import random_row
+from tests.thorough import only_thorough
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -33,7 +34,7 @@ def wanted(made: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("vocab_size", [37, 1100])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *only_thorough(1)])
 def test_tokens_are_those_of_the_torch_operations(
     vocab_size: int, seed: int, request: pytest.FixtureRequest
 ) -> None:

@@ -266,7 +266,7 @@ MUTATIONS = [
         "_Tiles.run",
         "out[..., : self._output_dim]",
         "out[..., -self._output_dim :]",
-        ATTENTION + "values_may_be_a_part_of_keys",
+        ATTENTION + "values_may_be_a_part_of_keys[float32 by torch-latent-True]",
     ),
     Mutation(
         "a head attends to position 0",
@@ -386,7 +386,7 @@ MUTATIONS = [
         "_Tiles.__init__",
         "columns_L <= positions_YQ1",
         "columns_L < positions_YQ1",
-        ATTENTION + "trees_see_their_own_path[float32 by torch-None-heads0]",
+        ATTENTION + "trees_see_their_own_path[(4, 2)-None-float32 by torch]",
     ),
     Mutation(
         "a row competes with the sink of another head of its group",
@@ -394,7 +394,7 @@ MUTATIONS = [
         "_attend",
         "sinks_GJ.repeat_interleave(num_queries, dim=1)",
         "sinks_GJ.repeat(1, num_queries)",
-        ATTENTION + "sinks_take_their_part",
+        ATTENTION + "sinks_take_their_part[(6, 2)-16-float32 by torch]",
     ),
     Mutation(
         "rows of gate and up stay mixed",

@@ -28,7 +28,7 @@ def many_requests() -> list[Request]:
         params = SamplingParams(
             temperature=temperature,
             seed=100 + i,
-            max_tokens=20 + 3 * i,
+            max_tokens=10 + 2 * i,
             min_tokens=4,
             logprobs=i % 3,
             prompt_logprobs=1 if i % 2 else None,

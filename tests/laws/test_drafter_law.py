@@ -33,7 +33,7 @@ from tests.laws.cases import (
 from tests.laws.world import EOS, STOP_ID, Answers, Setting, dtypes
 from tests.thorough import drawn, only_thorough
 
-NUM_DRAWN = drawn(40, 152)
+NUM_DRAWN = drawn(28, 152)
 """Cases of each of the two types below."""
 ENDINGS = {"length", "stop (eos)", *drawn((), ("stop (string)", "stop (id)"))}
 
@@ -65,7 +65,7 @@ def test_no_drafter_changes_anything(
     assert tally.cases >= NUM_DRAWN
     assert tally.two_accepted >= 0.3 * tally.cases, tally
     assert tally.refused_below_accepted >= 0.3 * tally.cases, tally
-    assert tally.preempted >= 0.1 * tally.cases, tally
+    assert tally.preempted >= drawn(0.03, 0.1) * tally.cases, tally
     assert tally.hits >= 0.2 * tally.cases, tally
     assert tally.endings.keys() >= ENDINGS
 
@@ -83,7 +83,7 @@ def grid_requests() -> tuple[Request, ...]:
         presence_penalty=0.1,
         logit_bias={101: 1.0, EOS: 0.5},
         min_tokens=4,
-        max_tokens=18,
+        max_tokens=12,
         stop=("er a", "abcab"),
         stop_token_ids=(STOP_ID,),
         n=2,
@@ -91,8 +91,8 @@ def grid_requests() -> tuple[Request, ...]:
         logprobs=2,
         prompt_logprobs=1,
     )
-    greedy = SamplingParams(temperature=0, max_tokens=24, logprobs=0, seed=3)
-    warm = SamplingParams(temperature=1.3, max_tokens=18, seed=5)
+    greedy = SamplingParams(temperature=0, max_tokens=14, logprobs=0, seed=3)
+    warm = SamplingParams(temperature=1.3, max_tokens=11, seed=5)
     spec = toy("modular 5")
     return (
         Request(id="everything", prompt_token_ids=prompt, params=everything),

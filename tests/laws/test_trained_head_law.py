@@ -57,7 +57,7 @@ def ask(llm: LLM) -> list[GenerationOutput]:
             temperature=temperature,
             top_p=0.95 if i % 3 == 0 else 1.0,
             frequency_penalty=0.2 if i % 3 == 1 else 0.0,
-            max_tokens=drawn(28, 48),
+            max_tokens=drawn(20, 48),
             seed=5 + i,
             logprobs=1,
             n=2 if i == 1 else 1,

@@ -33,20 +33,23 @@ from eyas.draft import Drafter
 from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
 from eyas.native.products import compiled
+from eyas.parallel import processes
 from eyas.runner.graphs import StepGraphs
 from eyas.runner.ranks import Leader
+from tests import forked
 from tests.laws.captures import tensors_of
 from tests.laws.drafters import Oracle
 from tests.laws.world import IN_WINDOWS, VOCAB, Answers, run, write_layers, write_model
 from tests.models.tiny import make_model, save_model, tokens
+from tests.thorough import drawn
 
 pytestmark = pytest.mark.skipif(
     compiled().library is None, reason="ranks on a CPU need a C compiler"
 )
 
 KINDS = {
-    "dense": ((2, 1), (4, 1)),
-    "experts": ((2, 1), (4, 4)),
+    "dense": drawn(((4, 1),), ((2, 1), (4, 1))),
+    "experts": ((2, 1), drawn((2, 2), (4, 4))),
     "latent": ((2, 1),),
     "state": ((2, 2),),
     "sinks and windows": ((2, 2),),
@@ -65,6 +68,11 @@ def requests() -> list[Request]:
         Request(id=f"r{i}", prompt_token_ids=tokens(5 + 13 * i), params=each)
         for i, each in enumerate(params)
     ]
+
+
+@pytest.fixture(autouse=True)
+def _ranks_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "python_command", forked.command)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import openai
 import pytest
 
 from tests.server.fakes import FakeClient, LiveServer, live_server, model_directory
+from tests.server.forked_serve import forked_eyas
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "src" / "eyas" / "builtin" / "checkpoint" / "model.safetensors"
@@ -65,10 +65,11 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
 
 @contextlib.contextmanager
 def serving(*options: str) -> Iterator[str]:
-    """`eyas serve` with the built-in model, which ends well when it is told to; its address."""
-    command = [sys.executable, "-c", SERVE, "serve", "--port", "0", "--stall-timeout", "300"]
+    """`eyas serve` with the built-in model, which ends well when it is told to; its address. Both
+    its processes are forked (`tests.forked`)."""
+    command = [*forked_eyas(), "serve", "--port", "0", "--stall-timeout", "300"]
     command += ["--grammar-timeout", "120", *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
+    environment = {**os.environ, "NO_COLOR": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     lines: list[str] = []
 

@@ -32,11 +32,11 @@ MEBI = 2**20
 
 def times(item: bytes, num_bytes: int = 8 * MEBI - 1000) -> bytes:
     """A list's items, as many as fit."""
-    return b",".join([item] * (num_bytes // (len(item) + 1)))
+    return ((item + b",") * (num_bytes // (len(item) + 1)))[:-1]
 
 
 def members(value: bytes, num: int) -> bytes:
-    return b",".join(b'"%07d":%s' % (k, value) for k in range(num))
+    return b",".join(map((b'"%07d":' + value).__mod__, range(num)))
 
 
 PARTS = b'{"role":"user","content":[' + times(b"{}", 1890) + b"]}"

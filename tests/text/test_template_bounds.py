@@ -95,8 +95,8 @@ HOSTILE = {
 
 @pytest.fixture
 def ready(monkeypatch: pytest.MonkeyPatch) -> ChatTemplate:
-    monkeypatch.setattr(renderers, "DEADLINE_SECONDS", 0.2)
-    monkeypatch.setattr(renderers, "COMPILE_SECONDS", 1.0)
+    monkeypatch.setattr(renderers, "DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr(renderers, "COMPILE_SECONDS", 0.4)
     return ChatTemplate(Tokenizer(small.chatml_spec()), small.CHATML_TEMPLATE)
 
 

@@ -30,7 +30,10 @@ from eyas.train.head.network import TrainableHead
 from eyas.train.head.plot import PLOT_FILE, draw
 from eyas.train.head.progress import OnProgress, Progress, ignore_progress
 from eyas.train.head.target import Target
+from tests.train.plots import one_picture
 from tests.train.tiny import VOCABULARY, make_spec, make_target, make_texts
+
+__all__ = ["one_picture"]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +82,7 @@ def make_loop(
 
 
 def test_a_head_learns_a_few_texts_by_heart(target: Target, tmp_path: Path) -> None:
-    loop = make_loop(target, tmp_path, epochs=80, learning_rate=4e-3)
+    loop = make_loop(target, tmp_path, epochs=60, learning_rate=5e-3)
     before = loop.evaluate()
     assert loop.train(math.inf)
     after = loop.evaluations[-1]
@@ -95,7 +98,7 @@ def test_a_head_learns_a_few_texts_by_heart(target: Target, tmp_path: Path) -> N
 def test_a_run_that_was_stopped_ends_with_the_same_bits(
     target: Target, tmp_path: Path, optimizer: str
 ) -> None:
-    settings: dict[str, Any] = {"epochs": 20, "learning_rate": 1e-3, "optimizer": optimizer}
+    settings: dict[str, Any] = {"epochs": 8, "learning_rate": 1e-3, "optimizer": optimizer}
     straight = make_loop(target, tmp_path / "straight", **settings)
     assert straight.train(math.inf)
     stopped = tmp_path / "stopped"
@@ -103,7 +106,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(
     for _ in range(200):
         loop = make_loop(target, stopped, clock=count(), **settings)
         places.append(loop.step)
-        if loop.train(10):
+        if loop.train(4):
             break
     assert len(set(places)) > 2, "the run was never stopped on the way"
     ends = straight.head.state_dict()
@@ -156,8 +159,8 @@ def test_the_builtin_model_gets_a_head_in_every_format_that_can_hold_it(tmp_path
     output = tmp_path / "run"
     config = HeadTraining(
         output=output,
-        prompts="builtin:6",
-        conversations="builtin:12",
+        prompts="builtin:2",
+        conversations="builtin:6",
         max_tokens=8,
         max_num_seqs=4,
         max_length=512,
@@ -189,7 +192,7 @@ def test_the_builtin_model_gets_a_head_in_every_format_that_can_hold_it(tmp_path
     assert record["settings"]["optimizer"] == "muon"
     report = json.loads((output / "report.json").read_text())
     assert report["heads"]["specforge"]["num_bytes"] < 5_000_000
-    assert report["data"]["texts"] + report["data"]["heldout_texts"] == 18
+    assert report["data"]["texts"] + report["data"]["heldout_texts"] == 8
     assert (output / PLOT_FILE).stat().st_size > 1000
     written = (output / "specforge" / "model.safetensors").stat().st_mtime_ns
     assert train_head(config, lines.append) == output
@@ -203,7 +206,7 @@ def test_a_run_that_is_stopped_after_its_training_is_not_trained_again(
 ) -> None:
     config = HeadTraining(
         output=tmp_path / "run",
-        conversations="builtin:8",
+        conversations="builtin:5",
         max_length=128,
         num_heads=2,
         num_kv_heads=1,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.thorough import only_thorough
+
 SAMPLE = Path(__file__).with_name("offline_api.py")
 MYPY = """
 [mypy]
@@ -24,7 +26,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+@pytest.mark.parametrize("name", ["pyright", *only_thorough("mypy")])
 def test_checkers_know_output_types_and_see_a_wrong_use(name: str, tmp_path: Path) -> None:
     """Both files in one run, since a checker spends its time on what they import."""
     wrong = SAMPLE.read_text().replace(
