@@ -687,9 +687,9 @@ MUTATIONS = [
     Mutation(
         "graphs of greedy steps serve sampled ones",
         "runner/batch.py",
-        "PlannedBatch.begin",
-        "self._graphs.of((num_rows, width, self._max_length, params.signature))",
-        "self._graphs.of((num_rows, width, self._max_length))",
+        "Batch.stage",
+        "self.params.signature if reads_params else None",
+        "None",
         CAPTURES,
     ),
     Mutation(
