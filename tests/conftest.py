@@ -122,7 +122,7 @@ def _engines_of_one_kind_are_checked_once() -> Iterator[None]:
     passed: dict[Any, Any] = {}
 
     def check_once(runner: Any, report: Any, *sizes: int, **options: Any) -> Any:
-        if report.order.products is not None or runner._leader is not None or not report.exact:
+        if report.order.products is not None or runner.leader is not None or not report.exact:
             return check(runner, report, *sizes, **options)
         model, kv = runner.model, runner.backend.kv
         kind = (model.spec, model.dtype, report, sizes, kv.stored_dtype, kv.windows is None)
