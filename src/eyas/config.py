@@ -106,8 +106,8 @@ def read_kv_events(text: str) -> KVEventsConfig:
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """num_slots: tokens whose keys and values are stored at once; None computes it from
-    memory_fraction.
+    """num_slots: tokens whose keys and values are stored at once, on each rank of `parallel.dp`;
+    None computes it from memory_fraction.
     memory_fraction: on a GPU the share of its memory for weights and cache; on a CPU the share of
     free memory for the cache, up to a limit.
     prefix_cache: whether requests share stored prefixes.
@@ -288,17 +288,21 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     tp: the number of ranks, each with a part of every layer. ep: with 1 each rank holds a part of every
     expert; with the number of ranks, or 0, each holds some experts whole.
+    dp: above 1, the number of ranks, which divide experts and sequences: each has all heads, and the
+    keys and values of its own sequences. dp_attention: says that this is meant, where ep does not.
     exact_across_tp: the bits of a row do not depend on the number of ranks either. On a CPU they never
     do with several ranks; with one rank it changes the order of sums, and so the bits.
     timeout_seconds: how long a rank may take for its part of an exchange, before the group counts as
     lost.
-    num_nodes, node_rank, address: machines that have tp / num_nodes ranks each, which of them this is,
+    num_nodes, node_rank, address: machines that have as many ranks each, which of them this is,
     and the "host:port" where rank 0 listens.
     first_device: number of the GPU of this machine's first rank.
     """
 
     tp: int = 1
     ep: int = 1
+    dp: int = 1
+    dp_attention: bool = False
     exact_across_tp: bool = False
     timeout_seconds: float = 120.0
     num_nodes: int = 1
@@ -307,14 +311,24 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     first_device: int = 0
 
     @property
+    def num_ranks(self) -> int:
+        """The number of ranks, on all machines."""
+        return max(self.tp, self.dp)
+
+    @property
+    def divides_sequences(self) -> bool:
+        """Whether ranks have sequences of their own, and all heads."""
+        return self.dp > 1
+
+    @property
     def divides_by_expert(self) -> bool:
         """Whether ranks hold whole experts."""
-        return self.tp > 1 and self.ep != 1
+        return self.divides_sequences or (self.tp > 1 and self.ep != 1)
 
     @property
     def ranks_of_node(self) -> int:
         """The number of ranks on each machine."""
-        return self.tp // self.num_nodes
+        return self.num_ranks // self.num_nodes
 
 
 MOST_RANKS = 8
@@ -322,19 +336,22 @@ MOST_RANKS = 8
 
 def _check_parallel(parallel: ParallelConfig, device: str) -> None:
     """Raise ValueError that names a setting of the ranks that cannot be used."""
-    tp, ep, nodes = parallel.tp, parallel.ep, parallel.num_nodes
+    tp, ep, nodes, ranks = parallel.tp, parallel.ep, parallel.num_nodes, parallel.num_ranks
     if tp not in (1, 2, 4, MOST_RANKS):
         raise ValueError(f"parallel.tp: 1, 2, 4 or {MOST_RANKS} ranks, not {tp}")
-    if ep not in (0, 1, tp):
+    _check_sequences(parallel)
+    if ep not in (0, 1, ranks):
         raise ValueError(
-            f"parallel.ep: 1 (each rank holds a part of every expert) or the number of ranks of --tp, "
-            f"{tp} (each holds some experts whole), not {ep}"
+            f"parallel.ep: 1 (each rank holds a part of every expert) or the number of ranks, "
+            f"{ranks} (each holds some experts whole), not {ep}"
         )
     if not 1 <= parallel.timeout_seconds <= 86400:
         raise ValueError(f"parallel.timeout_seconds: 1 to 86400, not {parallel.timeout_seconds}")
-    if nodes < 1 or tp % nodes:
+    if nodes < 1 or ranks % nodes:
+        option = "--dp" if parallel.divides_sequences else "--tp"
         raise ValueError(
-            f"parallel.num_nodes: {nodes} machines do not divide {tp} ranks; change --nnodes or --tp"
+            f"parallel.num_nodes: {nodes} machines do not divide {ranks} ranks; change --nnodes or "
+            f"{option}"
         )
     if not 0 <= parallel.node_rank < nodes:
         raise ValueError(
@@ -349,10 +366,33 @@ def _check_parallel(parallel: ParallelConfig, device: str) -> None:
         host, _, port = parallel.address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"parallel.address: HOST:PORT, not {parallel.address!r}")
-    if tp > 1 and device not in ("auto", "cpu", "cuda"):
+    if ranks > 1 and device not in ("auto", "cpu", "cuda"):
+        option = "parallel.dp" if parallel.divides_sequences else "parallel.tp"
         raise ValueError(
-            f"parallel.tp: each of {tp} ranks takes a device of its own; pass --device cuda or "
+            f"{option}: each of {ranks} ranks takes a device of its own; pass --device cuda or "
             f"--device cpu, not {device!r}"
+        )
+
+
+def _check_sequences(parallel: ParallelConfig) -> None:
+    """Raise ValueError that names a setting of ranks with sequences of their own."""
+    tp, dp = parallel.tp, parallel.dp
+    if dp not in (1, 2, 4, MOST_RANKS):
+        raise ValueError(f"parallel.dp: 1, 2, 4 or {MOST_RANKS} ranks, not {dp}")
+    if parallel.dp_attention and dp == 1:
+        raise ValueError(
+            "parallel.dp_attention: the number of ranks that divide the sequences is missing; pass "
+            f"--dp {tp if tp > 1 else 2}"
+        )
+    if dp > 1 and not parallel.dp_attention and parallel.ep == 1:
+        raise ValueError(
+            f"parallel.dp: {dp} ranks can divide sequences and experts; pass --enable-dp-attention for "
+            f"it. For {dp} copies of the whole model start {dp} servers (docs/replicas.md)"
+        )
+    if dp > 1 and tp not in (1, dp):
+        raise ValueError(
+            f"parallel.tp: with --dp {dp} a rank has all heads, so that --tp is {dp} or left out, not "
+            f"{tp}"
         )
 
 
@@ -433,10 +473,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"grammar.white_space: {error}") from None
         _check_handover(self.handover, shares_prefixes=cache.prefix_cache)
         _check_parallel(self.parallel, self.device.device)
-        if self.parallel.tp > 1 and self.handover.role != "both":
+        if self.parallel.num_ranks > 1 and self.handover.role != "both":
+            option = "--dp" if self.parallel.divides_sequences else "--tp"
             raise ValueError(
                 "handover.role: a server of several ranks cannot hand prompts over yet; leave --role "
-                "out, or pass --tp 1"
+                f"out, or pass {option} 1"
+            )
+        if self.parallel.divides_sequences and cache.kv_events.is_on:
+            raise ValueError(
+                "cache.kv_events: ranks that divide sequences have prefix caches of their own, whose "
+                "changes are not published yet; leave out --kv-events-config or --dp"
             )
         if scheduler.flights not in ("auto", 0, 1):
             raise ValueError(f"scheduler.flights: 'auto', 0 or 1, not {scheduler.flights!r}")

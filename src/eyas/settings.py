@@ -67,6 +67,8 @@ def engine_config(
     disable_any_whitespace: bool = not GRAMMAR.any_white_space,
     tensor_parallel_size: int = PARALLEL.tp,
     expert_parallel_size: int = PARALLEL.ep,
+    data_parallel_size: int = PARALLEL.dp,
+    enable_dp_attention: bool = PARALLEL.dp_attention,
     exact_across_tp: bool = PARALLEL.exact_across_tp,
     dist_timeout: float = PARALLEL.timeout_seconds,
     nnodes: int = PARALLEL.num_nodes,
@@ -124,6 +126,8 @@ def engine_config(
         parallel=ParallelConfig(
             tp=tensor_parallel_size,
             ep=expert_parallel_size,
+            dp=data_parallel_size,
+            dp_attention=enable_dp_attention,
             exact_across_tp=exact_across_tp,
             timeout_seconds=dist_timeout,
             num_nodes=nnodes,

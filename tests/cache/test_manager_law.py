@@ -45,12 +45,18 @@ class Holder:
 class ManagerMachine(RuleBasedStateMachine):
     windows: tuple[int, int] | None = None
     """Window slots, and the window, where layers with a window have fewer slots."""
+    num_ranks = 1
     holders = Bundle("holders")
 
     @initialize(prefix_cache=st.sampled_from([True, True, False]))
     def start(self, prefix_cache: bool) -> None:
         self.prefix_cache = prefix_cache
-        self.cache = CacheManager(NUM_SLOTS, shares_prefixes=prefix_cache, windows=self.windows)
+        self.cache = CacheManager(
+            NUM_SLOTS,
+            num_ranks=self.num_ranks,
+            shares_prefixes=prefix_cache,
+            windows=self.windows,
+        )
         self.content: dict[int, Content] = {}
         self.window_content: dict[int, Content] = {}
         self.places = np.zeros(NUM_SLOTS + 1, dtype=np.int64)
@@ -84,7 +90,7 @@ class ManagerMachine(RuleBasedStateMachine):
         planned = sum(len(r) for r in holder.reserved)
         if holder.lease.num_stored + planned + count > CAPACITY:
             return
-        available = self.cache.num_available
+        available = self.cache.num_available(holder.lease)
         before = self.cache.stats()
         if count > available:
             with pytest.raises(SlotsExhausted):
@@ -172,13 +178,17 @@ class ManagerMachine(RuleBasedStateMachine):
             self.cache.release(holder.lease, holder.tokens)
         stats = self.cache.stats()
         assert stats.num_held == 0 and stats.num_free + stats.num_cached == NUM_SLOTS
-        if self.windows is not None:
-            assert self.cache.num_available == self.windows[0]
-            return
-        assert self.cache.num_available == NUM_SLOTS
-        everything = self.cache.admit([1], NUM_SLOTS, share=False)
-        slots = self.cache.reserve(everything, NUM_SLOTS)
-        assert sorted(slots.tolist()) == list(range(1, NUM_SLOTS + 1))
+        slots: list[int] = []
+        size = NUM_SLOTS // self.num_ranks
+        for rank in range(self.num_ranks):
+            everything = self.cache.admit([1], NUM_SLOTS, share=False)
+            assert everything.rank == rank, "the rank with the fewest slots in use"
+            if self.windows is not None:
+                assert self.cache.num_available(everything) == self.windows[0]
+                return
+            assert self.cache.num_available(everything) == size
+            slots += self.cache.reserve(everything, size).tolist()
+        assert sorted(slots) == list(range(1, NUM_SLOTS + 1))
         assert self.cache.stats().num_cached == 0, "an evicted prefix is still in the tree"
 
 
@@ -199,6 +209,46 @@ class WindowedMachine(ManagerMachine):
 
 WindowedMachine.TestCase.settings = settings(ManagerMachine.TestCase.settings, max_examples=80)
 TestWindowedMachine = WindowedMachine.TestCase
+
+
+class RankedMachine(ManagerMachine):
+    num_ranks = 2
+
+
+RankedMachine.TestCase.settings = settings(ManagerMachine.TestCase.settings, max_examples=40)
+TestRankedMachine = RankedMachine.TestCase
+
+
+def test_a_sequence_gets_the_rank_with_its_prefix_or_the_fewest_slots_in_use() -> None:
+    cache = CacheManager(64, num_ranks=2)
+
+    def admit(tokens: list[int], count: int) -> Lease:
+        lease = cache.admit(tokens, 32)
+        slots = cache.reserve(lease, count)
+        cache.commit(lease, slots, slots)
+        cache.check()
+        return lease
+
+    waiting = [cache.admit([5] * 9, 32) for _ in range(2)]
+    assert [each.rank for each in waiting] == [0, 1], "what is to be stored counts"
+    for each in waiting:
+        cache.release(each, [])
+    text = list(range(10, 22))
+    first = admit(text, 10)
+    assert first.rank == 0 and set(first.slots[:10]) <= set(range(1, 33))
+    second = admit([5] * 5, 4)
+    assert second.rank == 1 and set(second.slots[:4]) <= set(range(33, 65))
+    cache.release(first, text)
+    third = admit([6] * 11, 10)
+    assert third.rank == 0, "a prefix that can be evicted is no load"
+    hit = cache.admit([*text, 1], 32)
+    assert (hit.rank, hit.num_stored) == (0, 10), "six more slots in use, ten fewer to fill"
+    cache.release(hit, text)
+    short = cache.admit([*text[:5], 1], 32)
+    assert (short.rank, short.num_stored) == (1, 0), "six more slots in use, five fewer to fill"
+    full = cache.reserve(second, 26)
+    assert cache.admit([9] * 8, 32).rank == 0, "the other rank has two slots"
+    cache.commit(second, full, full[:0])
 
 
 def test_a_match_stops_short_of_the_root() -> None:
@@ -231,11 +281,11 @@ def test_slots_in_use_are_never_evicted() -> None:
     slots = cache.reserve(first, 3)
     cache.commit(first, slots, slots)
     cache.publish(first, [1, 2, 3])
-    assert cache.num_available == 5
+    assert cache.num_available(first) == 5
     with pytest.raises(SlotsExhausted):
         cache.reserve(first, 6)
     second = cache.admit([1, 2, 3, 9], 8)
     cache.release(first, [1, 2, 3, 4])
-    assert cache.num_available == 5
+    assert cache.num_available(second) == 5
     cache.release(second, [1, 2, 3, 9])
-    assert cache.num_available == 8
+    assert cache.num_available(second) == 8

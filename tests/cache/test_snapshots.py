@@ -126,7 +126,7 @@ def test_no_snapshot_is_lost_or_stands_for_another_text(
         if lease.num_stored:
             assert lease.snapshot is not None
             assert states[lease.snapshot] == tuple(tokens[: lease.num_stored])
-        if len(tokens) > cache.num_available:
+        if len(tokens) > cache.num_available(lease):
             cache.release(lease, tokens)
             continue
         for end in sorted({min(stop, len(tokens) - 1), len(tokens) - 1}):

@@ -20,13 +20,13 @@ def test_what_the_next_query_sees_is_held_and_no_more() -> None:
     lease = cache.admit([5] * 40, 50)
     for stored in range(1, 30):
         store(cache, lease, 1)
-        assert cache.num_available == 10 - min(stored, 3)
+        assert cache.num_available(lease) == 10 - min(stored, 3)
     windows = cache.windows
     assert windows is not None and windows.num_recycled >= 19
     assert windows.usable(lease.slots[:29]) == 29
     cache.release(lease, [5] * 29)
     cache.check()
-    assert cache.num_available == 10
+    assert cache.num_available(lease) == 10
 
 
 def test_a_prefix_can_be_continued_where_all_is_left_that_a_query_sees() -> None:

@@ -122,7 +122,7 @@ enable-prefix-caching: true
 no_restart: false
 exact: false
 served-model-name: [a, b]
-data-parallel-size: 1
+pipeline-parallel-size: 1
 trust-remote-code: true
 speculative-config: {method: ngram, num_speculative_tokens: 3}
 """
@@ -145,7 +145,7 @@ def test_options_come_from_a_file(line: Line, file: Path) -> None:
     assert (found.options.port, found.options.served_model_names) == (1234, ("a", "b"))
     assert found.options.max_restarts > 0
     assert [note.partition(":")[0] for note in found.notes] == [
-        "--data-parallel-size 1",
+        "--pipeline-parallel-size 1",
         "--trust-remote-code",
         "equivalent command",
     ]
@@ -178,7 +178,7 @@ def test_settings_of_drafting_are_joined_in_one_projects_words(line: Line, tmp_p
     ("text", "words"),
     [
         ("prot: 8000", ["prot (in ", "No such option; did you mean port?"]),
-        ("data-parallel-size: 8", ["data-parallel-size (in ", "one copy of a model"]),
+        ("pipeline-parallel-size: 8", ["pipeline-parallel-size (in ", "one copy of a model"]),
         ("port: [1, 2]", ["port (in ", "must be a single value, not a list"]),
         ("port: {a: 1}", ["port (in ", "not keys and values"]),
         ("exact: 7", ["exact (in ", "must be true or false, not 7"]),

@@ -40,21 +40,21 @@ def test_keywords_of_both_become_settings(llm: LLM) -> None:
 
 def test_what_changes_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="eyas.llm")
-    keywords = {"dp_size": 1, "enable_metrics": True, "enable_lora": False, "quantization": None}
+    keywords = {"pp_size": 1, "enable_metrics": True, "enable_lora": False, "quantization": None}
     with LLM(**QUICK, **keywords, log_level="error"):
         said = [
             each.message.partition(":")[0] for each in caplog.records if each.name == "eyas.llm"
         ]
-    assert said == ["log_level", "data_parallel_size 1", "enable_metrics"]
+    assert said == ["log_level", "pipeline_parallel_size 1", "enable_metrics"]
 
 
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
         (
-            {"data_parallel_size": 8, "quantization": "fp8", "enable_lora": True},
+            {"pipeline_parallel_size": 8, "quantization": "fp8", "enable_lora": True},
             [
-                "data_parallel_size 8: ",
+                "pipeline_parallel_size 8: ",
                 "quantization fp8: ",
                 "config.json names",
                 "enable_lora: ",

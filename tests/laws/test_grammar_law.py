@@ -236,7 +236,7 @@ def test_giving_way_changes_nothing(plain: dict[str, dict[str, Any]]) -> None:
     asked = [request for request, _ in requests()][:: 2 + NUM_PROMPTS]
     cache, hidden = llm.engine.cache, []
     lease = cache.admit([1], 8)
-    hidden = cache.reserve(lease, max(0, cache.num_available - 260))
+    hidden = cache.reserve(lease, max(0, cache.num_available(lease) - 260))
     preempted = llm.engine.stats().num_preemptions
     try:
         answers = run_without_check(llm, asked)

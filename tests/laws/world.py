@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -71,6 +72,11 @@ def byte_alphabet() -> list[str]:
 
 @lru_cache(maxsize=1)
 def tokenizer() -> Tokenizer:
+    """The tokenizer of this world's models."""
+    return Tokenizer(tokenizer_spec())
+
+
+def tokenizer_spec() -> dict[str, Any]:
     """Byte-level BPE: ids 0 to 255 are the bytes, then a few merges, then control tokens."""
     pieces = byte_alphabet() + [merge.replace(" ", "") for merge in MERGES]
     special = [
@@ -91,7 +97,7 @@ def tokenizer() -> Tokenizer:
         "trim_offsets": True,
         "use_regex": False,
     }
-    spec = {
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -112,7 +118,6 @@ def tokenizer() -> Tokenizer:
             "merges": MERGES,
         },
     }
-    return Tokenizer(spec)
 
 
 @dataclass(frozen=True)

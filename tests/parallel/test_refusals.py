@@ -73,6 +73,28 @@ def test_a_model_that_ranks_cannot_divide(
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("family", "dp", "words"),
+    [
+        ("qwen3 moe", 2, ["Qwen3Moe", "no latent attention", "--tp 2"]),
+        ("deepseek v3", 2, ["DeepseekV3", "has experts", "--tp 2", "start 2 servers"]),
+        ("deepseek v2 in groups", 8, ["8 ranks", "12 experts", "--dp 1 or 2 or 4"]),
+    ],
+)
+def test_a_model_whose_sequences_ranks_cannot_divide(
+    family: str, dp: int, words: list[str], tmp_path: Path
+) -> None:
+    directory = save_model(make_model(family), tmp_path)
+    with pytest.raises(ValueError, match=r"^parallel\.dp: ") as caught:
+        build_engine(config_of(directory, 1, dp=dp, dp_attention=True))
+    for word in words:
+        assert word in str(caught.value)
+    if dp == 2:
+        return
+    with pytest.raises(ValueError, match=r"^parallel\.dp: .* --dtype float32"):
+        build_engine(config_of(directory, 1, "bfloat16", dp=4, ep=4))
+
+
 def test_a_cpu_divides_float32_alone_by_compiled_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,8 @@ Promises: each usable slot is free, held by one sequence, reserved for one fligh
 prefix tree; `check` verifies it. Where layers have a state per sequence, a prefix is shared up to a
 snapshot of the state alone; where they have windows, up to a position before which all that a window
 shows is still there. Slots are never copied: those of accepted nodes stay where they were
-written. Shared slots are never written to: a sequence's own slots begin after its matched prefix.
+written. Shared slots are never written to: a sequence's own slots begin after its matched prefix. Where
+ranks have sequences of their own, a sequence has slots of one rank, and each rank has a prefix tree.
 Does not know: tensors, devices, how sequences are scheduled.
 """
 
@@ -49,6 +50,8 @@ class Lease:
     window_start: where layers have windows of their own slots: the first position whose window slot is
     held. Those from there to `num_stored` are, and those of reserved slots. unseen: reservations
     without window slots.
+
+    rank: whose slots these are. num_expected: positions that the sequence is known to need.
     """
 
     namespace: str
@@ -64,6 +67,14 @@ class Lease:
     saving: dict[int, int] = field(default_factory=dict)
     saved: dict[int, int] = field(default_factory=dict)
     window_start: int = 0
+    rank: int = 0
+    num_expected: int = 0
+
+    @property
+    def num_missing(self) -> int:
+        """Positions that are expected and have no slot yet."""
+        num_held = self.num_stored + sum(map(len, (*self.reserved, *self.unseen)))
+        return max(0, self.num_expected - num_held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +88,26 @@ class CacheStats:
     num_cached: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RankSlots:
+    """The free slots of one rank, and its prefix tree."""
+
+    pool: SlotPool
+    tree: RadixTree
+
+    @property
+    def num_available(self) -> int:
+        """Free slots, and those of unlocked prefixes."""
+        return self.pool.num_free + self.tree.num_evictable
+
+
 class CacheManager:
     """Hands out slots: `admit` a sequence, `reserve` slots for a step, `commit` them when it lands,
     `release` the sequence.
 
-    num_slots: usable slots. shares_prefixes: whether stored prefixes are shared between sequences.
+    num_slots: usable slots, of all ranks. num_ranks: ranks that have sequences of their own, each with
+    as many slots; a sequence gets its rank when it is admitted. shares_prefixes: whether stored
+    prefixes are shared between sequences.
     num_snapshots: how many states of sequences can be kept, where layers have one; None where keys and
     values are all that is stored of a prefix. windows: (number of window slots, widest window), where
     layers with a window have fewer slots than the others. blocks: gets the changes of the stored
@@ -92,13 +118,20 @@ class CacheManager:
         self,
         num_slots: int,
         *,
+        num_ranks: int = 1,
         shares_prefixes: bool = True,
         num_snapshots: int | None = None,
         windows: tuple[int, int] | None = None,
         blocks: BlockLog | None = None,
     ) -> None:
-        self._pool = SlotPool(num_slots)
-        self._tree = RadixTree(blocks)
+        assert num_slots % num_ranks == 0, "ranks have equally many slots"
+        assert num_ranks == 1 or (num_snapshots is None and windows is None and blocks is None)
+        size = num_slots // num_ranks
+        self._ranks = [
+            RankSlots(SlotPool(size, 1 + rank * size), RadixTree(blocks))
+            for rank in range(num_ranks)
+        ]
+        self._blocks = blocks
         self._leases: set[Lease] = set()
         self.shares_prefixes = shares_prefixes
         self.num_slots = num_slots
@@ -111,16 +144,23 @@ class CacheManager:
         """Make the lease of a sequence. It starts with the longest stored prefix of `tokens`, without
         the last token, since the root must run.
 
+        Of several ranks it gets the one that would then have the fewest slots in use, once it and the
+        others have stored what they are known to need: a rank that has stored a prefix is preferred,
+        unless it has so many more in use as the prefix saves.
+
         capacity: most positions that the sequence can have. namespace: prefixes are only shared within
         one. share: whether a stored prefix may be used.
         """
         slots = np.zeros(capacity, dtype=np.int64)
-        lease = Lease(namespace, slots, 0, 0, None)
-        if self.shares_prefixes and share and len(tokens) > 1:
-            context = np.asarray(tokens[:-1], dtype=np.int64)
+        lease = Lease(namespace, slots, 0, 0, None, num_expected=len(tokens) - 1)
+        shares = self.shares_prefixes and share and len(tokens) > 1
+        context = np.asarray(tokens[:-1] if shares else [], dtype=np.int64)
+        if self.num_ranks > 1:
+            lease.rank = self._choose_rank(lease.num_expected, context, namespace)
+        if shares:
             matched, node = self._match(lease, context)
             if len(matched):
-                self._tree.lock(node)
+                self._slots_of(lease).tree.lock(node)
                 slots[: len(matched)] = matched
                 lease.num_stored = lease.num_shared = len(matched)
                 lease.node = node
@@ -128,15 +168,42 @@ class CacheManager:
         self._leases.add(lease)
         return lease
 
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks have slots of their own."""
+        return len(self._ranks)
+
+    def _slots_of(self, lease: Lease) -> RankSlots:
+        """Return the slots of a lease's rank."""
+        return self._ranks[lease.rank]
+
+    def _choose_rank(self, num_expected: int, context: np.ndarray, namespace: str) -> int:
+        """Return the rank of a new sequence. num_expected: positions to store, of which a stored prefix
+        of `context` is spared. Ranks with too few slots come last."""
+        missing = [
+            num_expected - (len(part.tree.match(context, namespace)[0]) if len(context) else 0)
+            for part in self._ranks
+        ]
+        for lease in self._leases:
+            missing[lease.rank] += lease.num_missing
+
+        def cost(rank: int) -> tuple[bool, int, int]:
+            part = self._ranks[rank]
+            num_used = part.pool.num_slots - part.num_available
+            return missing[rank] > part.num_available, num_used + missing[rank], rank
+
+        return min(range(self.num_ranks), key=cost)
+
     def _match(self, lease: Lease, context: np.ndarray) -> tuple[np.ndarray, RadixNode]:
         """Return the slots and the node of the longest stored prefix that a sequence can continue."""
-        matched, node = self._tree.match(context, lease.namespace)
+        tree = self._slots_of(lease).tree
+        matched, node = tree.match(context, lease.namespace)
         num_matched, end = len(matched), -1
         while len(matched) != end:
             end = len(matched)
             if self.windows is not None:
                 end = self.windows.usable(matched)
-                matched, node = self._tree.match(context[:end], lease.namespace)
+                matched, node = tree.match(context[:end], lease.namespace)
             if self._snapshots is not None:
                 matched, node = _up_to_snapshot(matched, node)
         if self._snapshots is not None:
@@ -165,23 +232,22 @@ class CacheManager:
             self.windows.leave(lease.slots[lease.window_start : stop])
             lease.window_start = stop
 
-    def _give(self, slots: np.ndarray) -> None:
-        """Free slots, and their window slots."""
+    def _give(self, part: RankSlots, slots: np.ndarray) -> None:
+        """Free slots of a rank, and their window slots."""
         if self.windows is not None:
             self.windows.drop(slots)
-        self._pool.give(slots)
+        part.pool.give(slots)
 
-    @property
-    def num_available(self) -> int:
-        """Slots that can be reserved now: free ones, and those of unlocked prefixes, as far as window
-        slots suffice for them."""
-        available = self._pool.num_free + self._tree.num_evictable
+    def num_available(self, lease: Lease) -> int:
+        """Return how many slots can be reserved now: free ones of the lease's rank, and those of its
+        unlocked prefixes, as far as window slots suffice for them."""
+        available = self._slots_of(lease).num_available
         return available if self.windows is None else min(available, self.windows.num_available)
 
-    def has_room(self, count: int, most_rows: int) -> bool:
+    def has_room(self, lease: Lease, count: int, most_rows: int) -> bool:
         """Whether slots for `count` positions of a sequence can be reserved now, one flight after the
         other. most_rows: of a flight."""
-        if count > self._pool.num_free + self._tree.num_evictable:
+        if count > self._slots_of(lease).num_available:
             return False
         windows = self.windows
         return windows is None or min(count, windows.reach + most_rows) <= windows.num_available
@@ -189,9 +255,9 @@ class CacheManager:
     def reserve(self, lease: Lease, count: int) -> np.ndarray:
         """Reserve `count` slots for rows of one flight, evicting unlocked prefixes if needed. Raises
         SlotsExhausted, with nothing changed, if there are fewer."""
-        if count > self.num_available:
+        if count > self.num_available(lease):
             raise SlotsExhausted
-        slots = self._take(count)
+        slots = self._take(lease, count)
         if self.windows is not None:
             self.windows.take(slots)
         lease.reserved.append(slots)
@@ -206,20 +272,21 @@ class CacheManager:
         num_unseen = 0 if self.windows is None else max(0, count - self.windows.reach)
         parts = []
         if num_unseen:
-            parts.append(self._take(num_unseen))
+            parts.append(self._take(lease, num_unseen))
             lease.unseen.append(parts[0])
         if count > num_unseen:
             parts.append(self.reserve(lease, count - num_unseen))
         return parts
 
-    def _take(self, count: int) -> np.ndarray:
-        """Take slots, evicting unlocked prefixes if needed. The caller has checked that there are
-        enough."""
-        missing = count - self._pool.num_free
+    def _take(self, lease: Lease, count: int) -> np.ndarray:
+        """Take slots of the lease's rank, evicting unlocked prefixes if needed. The caller has checked
+        that there are enough."""
+        part = self._slots_of(lease)
+        missing = count - part.pool.num_free
         if missing > 0:
-            self._give(self._tree.evict(missing))
-            self._give_dropped()
-        return self._pool.take(count)
+            self._give(part, part.tree.evict(missing))
+            self._give_dropped(part)
+        return part.pool.take(count)
 
     def commit(self, lease: Lease, reserved: np.ndarray, kept: np.ndarray) -> None:
         """Apply a landed flight to a lease. The other reserved slots become free.
@@ -235,6 +302,7 @@ class CacheManager:
                 break
         else:
             raise AssertionError("committed slots that were not reserved")
+        part = self._slots_of(lease)
         end = lease.num_stored + len(kept)
         if is_unseen and len(kept):
             self._leave_windows(lease, lease.num_stored)
@@ -242,11 +310,11 @@ class CacheManager:
         lease.slots[lease.num_stored : end] = kept
         lease.num_stored = end
         if not len(kept):
-            self._give(reserved)
+            self._give(part, reserved)
         elif len(kept) < len(reserved):
             held = set(kept.tolist())
             rejected = [slot for slot in reserved.tolist() if slot not in held]
-            self._give(np.array(rejected, dtype=np.int64))
+            self._give(part, np.array(rejected, dtype=np.int64))
         if self.windows is not None:
             # Flights that have not landed have no query before the next position.
             self._leave_windows(lease, end - self.windows.reach)
@@ -295,19 +363,19 @@ class CacheManager:
             return
         for position, snapshot in lease.saved.items():
             run = np.asarray(tokens[:position], dtype=np.int64)
-            matched, node = self._tree.match(run, lease.namespace)
+            matched, node = self._slots_of(lease).tree.match(run, lease.namespace)
             if len(matched) == position:
                 self._snapshots.attach(snapshot, node)
             else:
                 self._snapshots.give(snapshot)
         lease.saved.clear()
 
-    def _give_dropped(self) -> None:
+    def _give_dropped(self, part: RankSlots) -> None:
         """Free the snapshots of prefixes that were evicted."""
-        for snapshot in self._tree.dropped_snapshots:
+        for snapshot in part.tree.dropped_snapshots:
             assert self._snapshots is not None
             self._snapshots.give(snapshot)
-        self._tree.dropped_snapshots.clear()
+        part.tree.dropped_snapshots.clear()
 
     def publish(self, lease: Lease, tokens: list[int]) -> None:
         """Share the stored part of `tokens` with other sequences while this one is running."""
@@ -320,12 +388,13 @@ class CacheManager:
         if not self.shares_prefixes or num_offered <= lease.num_shared:
             return
         run = np.asarray(tokens[:num_offered], dtype=np.int64)
-        if len(self._tree.match(run, lease.namespace)[0]) > lease.num_shared:
+        tree = self._slots_of(lease).tree
+        if len(tree.match(run, lease.namespace)[0]) > lease.num_shared:
             return  # another sequence has shared the same tokens; these stay private until release
-        _, node = self._tree.insert(run, lease.slots[:num_offered], lease.namespace)
-        self._tree.lock(node)
+        _, node = tree.insert(run, lease.slots[:num_offered], lease.namespace)
+        tree.lock(node)
         if lease.node is not None:
-            self._tree.unlock(lease.node)
+            tree.unlock(lease.node)
         lease.node, lease.num_shared = node, num_offered
 
     def release(self, lease: Lease, tokens: list[int]) -> None:
@@ -337,6 +406,7 @@ class CacheManager:
         if lease.holds_snapshot:
             assert self._snapshots is not None and lease.snapshot is not None
             self._snapshots.leave(lease.snapshot)
+        part = self._slots_of(lease)
         self._leave_windows(lease, lease.num_stored)
         self._prefer_windows(lease, min(lease.num_stored, len(tokens)))
         num_kept = lease.num_shared
@@ -344,46 +414,59 @@ class CacheManager:
             num_offered = min(lease.num_stored, len(tokens))
             if num_offered > lease.num_shared:
                 run = np.asarray(tokens[:num_offered], dtype=np.int64)
-                stored, _ = self._tree.match(run, lease.namespace)
-                self._tree.insert(run, lease.slots[:num_offered], lease.namespace)
+                stored, _ = part.tree.match(run, lease.namespace)
+                part.tree.insert(run, lease.slots[:num_offered], lease.namespace)
                 if len(stored) > lease.num_shared:
                     own = lease.slots[lease.num_shared : len(stored)]
                     if self.windows is not None:
                         self.windows.move(own, stored[lease.num_shared :])
-                    self._give(own)
+                    self._give(part, own)
                 num_kept = num_offered
         self._attach_snapshots(lease, tokens)
         if lease.num_stored > num_kept:
-            self._give(lease.slots[num_kept : lease.num_stored])
+            self._give(part, lease.slots[num_kept : lease.num_stored])
         if lease.node is not None:
-            self._tree.unlock(lease.node)
+            part.tree.unlock(lease.node)
 
     def forget_prefixes(self) -> int:
         """Evict all prefixes that no sequence holds. Returns the number of their slots."""
-        evicted = self._tree.evict(self._tree.num_evictable)
-        self._give(evicted)
-        self._give_dropped()
-        if not self._tree.num_slots:
-            self._tree.log_anew()
-        return len(evicted)
+        num_evicted = 0
+        for part in self._ranks:
+            evicted = part.tree.evict(part.tree.num_evictable)
+            self._give(part, evicted)
+            self._give_dropped(part)
+            if not part.tree.num_slots:
+                part.tree.log_anew()
+            num_evicted += len(evicted)
+        return num_evicted
 
     def take_block_events(self) -> list[BlockEvent]:
         """Return the changes of the stored prefixes since the last call, in blocks; empty if they are
         not logged."""
-        return [] if self._tree.blocks is None else self._tree.blocks.take()
+        return [] if self._blocks is None else self._blocks.take()
 
     def log_blocks_anew(self) -> None:
         """Replace what the log of blocks holds by the events that make the present content."""
-        self._tree.log_anew()
+        for part in self._ranks:
+            part.tree.log_anew()
 
     def stats(self) -> CacheStats:
         """Return the numbers of free, held and cached slots."""
-        num_held = self.num_slots - self._pool.num_free - self._tree.num_slots
-        return CacheStats(self.num_slots, self._pool.num_free, num_held, self._tree.num_slots)
+        num_free = sum(part.pool.num_free for part in self._ranks)
+        num_cached = sum(part.tree.num_slots for part in self._ranks)
+        num_held = self.num_slots - num_free - num_cached
+        return CacheStats(self.num_slots, num_free, num_held, num_cached)
 
     def check(self) -> None:
-        """Raise AssertionError unless each slot is exactly once free, held, reserved or shared."""
-        parts = [self._pool.free_slots(), self._tree.all_slots()]
+        """Raise AssertionError unless each slot is exactly once free, held, reserved or shared, and
+        those of a sequence are its rank's."""
+        parts = [part.pool.free_slots() for part in self._ranks]
+        num_free = len(parts)
+        parts += [part.tree.all_slots() for part in self._ranks]
+        size = self.num_slots // self.num_ranks
+        for lease in self._leases:
+            for own in (lease.slots[: lease.num_stored], *lease.reserved, *lease.unseen):
+                assert ((own - 1) // size == lease.rank).all(), "a slot of another rank"
         for lease in self._leases:
             parts.append(lease.slots[lease.num_shared : lease.num_stored])
             parts.extend((*lease.reserved, *lease.unseen))
@@ -395,14 +478,15 @@ class CacheManager:
             held_slots += [
                 lease.slots[lease.window_start : lease.num_stored] for lease in self._leases
             ]
-            self.windows.check(np.concatenate(parts[1:]), held_slots)
+            self.windows.check(np.concatenate(parts[num_free:]), held_slots)
         if self._snapshots is not None:
             held = [
                 s for lease in self._leases for s in (*lease.saving.values(), *lease.saved.values())
             ]
             self._snapshots.check(held)
         locked = sum(len(n.slots) for n in self._locked_nodes())
-        assert locked == self._tree.num_locked_slots, "lock count of the prefix tree is off"
+        counted = sum(part.tree.num_locked_slots for part in self._ranks)
+        assert locked == counted, "lock count of the prefix tree is off"
 
     def _locked_nodes(self) -> set[RadixNode]:
         nodes: set[RadixNode] = set()

@@ -15,11 +15,12 @@ NO_SLOTS = np.empty(0, dtype=np.int64)
 
 
 class SlotPool:
-    """`num_slots` usable slots, numbered 1 to num_slots."""
+    """`num_slots` usable slots, numbered from `first`."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, first: int = 1) -> None:
         self.num_slots = num_slots
-        self._free = _all_slots(num_slots)
+        self._first = first
+        self._free = self._all_slots()
         self._num_free = num_slots
 
     @property
@@ -41,13 +42,12 @@ class SlotPool:
         self._free[self._num_free : self._num_free + count] = slots[::-1]
         self._num_free += count
         if self._num_free == self.num_slots:
-            self._free = _all_slots(self.num_slots)
+            self._free = self._all_slots()
 
     def free_slots(self) -> np.ndarray:
         """Return the free slots, for integrity checks."""
         return self._free[: self._num_free]
 
-
-def _all_slots(num_slots: int) -> np.ndarray:
-    """Return all usable slots in descending order, since slots are taken from the end."""
-    return np.arange(num_slots, 0, -1, dtype=np.int64)
+    def _all_slots(self) -> np.ndarray:
+        """Return all usable slots in descending order, since slots are taken from the end."""
+        return np.arange(self._first, self._first + self.num_slots, dtype=np.int64)[::-1].copy()

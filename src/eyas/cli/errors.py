@@ -44,6 +44,8 @@ OPTION_OF_SETTING = {
     "handover.timeout_seconds": "--kv-timeout",
     "parallel.tp": "--tp",
     "parallel.ep": "--ep",
+    "parallel.dp": "--dp",
+    "parallel.dp_attention": "--enable-dp-attention",
     "parallel.exact_across_tp": "--exact-across-tp",
     "parallel.timeout_seconds": "--dist-timeout",
     "parallel.num_nodes": "--nnodes",

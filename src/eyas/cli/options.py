@@ -186,7 +186,8 @@ NumSlots = Annotated[
     int | None,
     typer.Option(
         "--num-slots",
-        help="Capacity of the key/value cache in tokens. Default: what --memory-fraction allows.",
+        help="Capacity of the key/value cache in tokens; with --dp, of each rank. Default: what "
+        "--memory-fraction allows.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
@@ -283,6 +284,26 @@ ExpertParallelSize = Annotated[
         rich_help_panel=PARALLEL_PANEL,
     ),
 ]
+DataParallelSize = Annotated[
+    int,
+    typer.Option(
+        "--dp",
+        "--dp-size",
+        "--data-parallel-size",
+        help="With --enable-dp-attention: number of ranks that divide sequences and experts of a model "
+        "with latent attention: 1, 2, 4 or 8. Each holds the keys and values of its own sequences.",
+        rich_help_panel=PARALLEL_PANEL,
+    ),
+]
+EnableDpAttention = Annotated[
+    bool,
+    typer.Option(
+        "--enable-dp-attention",
+        help="Divide sequences among the ranks of --dp, not the heads of attention. --ep 0 "
+        "(--enable-expert-parallel) with --dp says the same.",
+        rich_help_panel=PARALLEL_PANEL,
+    ),
+]
 ExactAcrossTp = Annotated[
     bool,
     typer.Option(
@@ -360,6 +381,8 @@ class ParallelOptions:
 
     tensor_parallel_size: TensorParallelSize = PARALLEL.tp
     expert_parallel_size: ExpertParallelSize = PARALLEL.ep
+    data_parallel_size: DataParallelSize = PARALLEL.dp
+    enable_dp_attention: EnableDpAttention = PARALLEL.dp_attention
     exact_across_tp: ExactAcrossTp = PARALLEL.exact_across_tp
     dist_timeout: DistTimeout = PARALLEL.timeout_seconds
 

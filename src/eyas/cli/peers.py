@@ -147,7 +147,7 @@ class PeerOptions:
     ] = None
     enable_expert_parallel: Annotated[
         bool | None,
-        _option("--enable-expert-parallel", help="vLLM: --ep with the number of --tp."),
+        _option("--enable-expert-parallel", help="vLLM: --ep with the number of --tp or --dp."),
     ] = None
     enable_deterministic_inference: Annotated[
         bool | None, _option("--enable-deterministic-inference", help="SGLang: --exact.")

@@ -325,6 +325,7 @@ def serve(
     parsed: ParsedLine = context.meta[META]
     translation = translate_options(vars(peers), chosen.model, _given(context))
     reasons = [*parsed.reasons, *translation.reasons]
+    num_ranks = max(parallel.tensor_parallel_size, parallel.data_parallel_size)
     settings: dict[str, Any] = {
         **vars(chosen),
         **vars(drafting),
@@ -335,7 +336,7 @@ def serve(
         "nnodes": nnodes,
         "node_rank": node_rank,
         "dist_init_addr": dist_init_addr,
-        **torchrun_settings(os.environ, parallel.tensor_parallel_size),
+        **torchrun_settings(os.environ, num_ranks),
         "no_prefix_cache": no_prefix_cache,
         "kv_events_config": kv_events_config,
         "flights": flights,
@@ -424,7 +425,7 @@ def torchrun_settings(environment: Mapping[str, str], num_ranks: int) -> dict[st
     """Return the settings of a process that `torchrun` has started, which is one rank: each counts as a
     machine with one rank. Empty for a process that it has not started, and for one rank.
 
-    Raises ValueError if it has started another number of processes than --tp.
+    Raises ValueError if it has started another number of processes than --tp or --dp.
     """
     if num_ranks == 1 or "TORCHELASTIC_RUN_ID" not in environment:
         return {}
@@ -432,7 +433,7 @@ def torchrun_settings(environment: Mapping[str, str], num_ranks: int) -> dict[st
     if started != num_ranks:
         raise ValueError(
             f"parallel.tp: torchrun has started {started} processes for {num_ranks} ranks; pass --tp "
-            f"{started}, or start as many as --tp says"
+            f"{started} (or --dp {started}), or start as many"
         )
     return {
         "nnodes": started,

@@ -34,7 +34,7 @@ from eyas.engine.exactness import check_exactness
 from eyas.engine.kv_events import EventPublisher, check_endpoints
 from eyas.engine.kv_format import kv_dtype_name, resolve_kv_dtype
 from eyas.engine.load import Parts, load, open_hardware
-from eyas.engine.ranks import Ranks
+from eyas.engine.ranks import Ranks, exchanged_bytes
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.start_choices import (
     Stopwatch,
@@ -60,6 +60,7 @@ from eyas.models.sharding import of_rank
 from eyas.runner.device import Device, cache_budget
 from eyas.runner.graphs import bucket_of, length_of
 from eyas.runner.runner import ModelRunner
+from eyas.runner.sequence_share import SequenceRanks
 from eyas.runner.table import SequenceTable
 from eyas.text import Tokenizer
 
@@ -87,6 +88,10 @@ def build_engine(
     progress("opening the device", 0, 0)
     hardware = open_hardware(config)
     check_endpoints(config.cache.kv_events)
+    if config.parallel.divides_sequences and hardware.device.type == "cuda":
+        log.info("steps of ranks with sequences of their own run without CUDA graphs")
+        scheduler = msgspec.structs.replace(config.scheduler, max_graph_batch=0)
+        config = msgspec.structs.replace(config, scheduler=scheduler)
     parts = load(config, hardware, progress, drafts=own_drafter is None)
     try:
         progress("preparing steps", 0, 0)
@@ -117,9 +122,11 @@ def assemble(
     windowed = [store for store in spec.attention_stores if store.window is not None]
     per_window_slot = KVStore.bytes_per_slot(windowed, kv_dtype)
     per_slot = KVStore.bytes_per_slot(spec.stores, kv_dtype) - per_window_slot
+    num_caches = config.parallel.dp
     per_seat = scratch = 0
     if drafting is not None:
-        per_slot += drafting.bytes_per_slot(dtype, kv_dtype, hardware.device)
+        # The first rank drafts for the sequences of all ranks.
+        per_slot += num_caches * drafting.bytes_per_slot(dtype, kv_dtype, hardware.device)
         per_seat = drafting.scratch_bytes(1, kv_dtype)
         width = drafting.shape.width
     else:
@@ -137,6 +144,7 @@ def assemble(
     states = _state_bytes(config, spec, width, dtype)
     if usable(hardware.device):
         scratch += step_bytes(spec, config, width, max_length, dtype)
+        scratch += exchanged_bytes(config, spec)
     num_slots, in_windows, max_length, cache_choices = _size_cache(
         config, size, scratch, states, hardware.device, max_length, width
     )
@@ -155,7 +163,10 @@ def assemble(
         num_window_slots=in_windows if in_windows < num_slots else None,
     )
     leader = None if ranks is None else ranks.leader
-    runner = ModelRunner(parts.model, open_attention(kv), leader)
+    sequences = None
+    if ranks is not None and parts.model.shard.by_sequence:
+        sequences = SequenceRanks(num_slots, ranks.group)
+    runner = ModelRunner(parts.model, open_attention(kv), leader, sequences)
     drafter = own_drafter
     if drafter is None:
         assert drafting is not None
@@ -164,7 +175,7 @@ def assemble(
             config,
             runner,
             parts.network,
-            num_slots,
+            num_caches * num_slots,
             max_length,
             kv_dtype=kv_dtype,
             kv_scales=parts.draft_kv_scales,
@@ -195,7 +206,7 @@ def assemble(
         dtype=str(dtype).removeprefix("torch."),
         kv_cache_dtype=kv_dtype_name(kv_dtype),
         max_model_len=max_length,
-        num_slots=num_slots,
+        num_slots=num_caches * num_slots,
         vocab_size=spec.vocab_size,
         drafter="+".join(drafting.names) if drafting else type(own_drafter).__name__,
         eos_token_ids=parts.eos_token_ids,
@@ -321,6 +332,7 @@ def connect(
     events = config.cache.kv_events
     cache = CacheManager(
         info.num_slots,
+        num_ranks=config.parallel.dp,
         shares_prefixes=config.cache.prefix_cache,
         num_snapshots=num_snapshots,
         windows=None if windows is None else (windows.num_window_slots, windows.window),
@@ -404,7 +416,7 @@ def _with_seats(config: EngineConfig, device: torch.device, per_seat: int) -> En
     if (
         config.scheduler.max_num_seqs == "auto"
         and device.type == "cuda"
-        and config.parallel.tp == 1
+        and config.parallel.num_ranks == 1
     ):
         num_seats = choose_num_seats(cache_budget(device, config.cache.memory_fraction), per_seat)
     scheduler = msgspec.structs.replace(config.scheduler, max_num_seqs=num_seats)
@@ -480,6 +492,8 @@ def _size_cache(
         reason = memory_reason(device, config.cache.memory_fraction, scratch)
         if num_slots == demand.most_useful:
             reason = "all that the sequences of a step can use"
+    if config.parallel.divides_sequences:
+        reason += f"; on each of {config.parallel.num_ranks} ranks"
     longest = min(max_length, num_slots - 2 * width)
     if longest < 2:
         raise ValueError(

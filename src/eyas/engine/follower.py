@@ -33,7 +33,7 @@ from eyas.engine.load import (
     open_files,
     open_hardware,
 )
-from eyas.engine.ranks import shard_of
+from eyas.engine.ranks import exchanged_bytes, shard_of
 from eyas.engine.worker import read_line
 from eyas.models import Decoder, ModelSpec
 from eyas.models.sharding import of_rank
@@ -44,6 +44,7 @@ from eyas.runner.device import Device, cache_budget
 from eyas.runner.following import Follower, agreed_slots
 from eyas.runner.rank_messages import CacheMessage
 from eyas.runner.runner import ModelRunner
+from eyas.runner.sequence_share import SequenceRanks
 
 log = logging.getLogger("eyas.rank")
 
@@ -104,7 +105,7 @@ def follow(setup: wire.RankSetup, load: LoadModel) -> None:
     config = setup.config
     hardware = open_hardware(config, setup.local_rank)
     parallel = config.parallel
-    meeting = Meeting(setup.rank, parallel.tp, setup.place, parallel.timeout_seconds)
+    meeting = Meeting(setup.rank, parallel.num_ranks, setup.place, parallel.timeout_seconds)
     group = meet(meeting, hardware.device)
     shard = replace(shard_of(config, hardware.device, group.rank), group=group)
     model, kv_scales = load(config, hardware, shard)
@@ -123,7 +124,9 @@ def follow(setup: wire.RankSetup, load: LoadModel) -> None:
         scales=kv_scales,
         num_window_slots=slots.num_window_slots if has_windows else None,
     )
-    Follower(group, ModelRunner(model, open_attention(kv))).run()
+    sequences = SequenceRanks(slots.num_slots, group) if shard.by_sequence else None
+    runner = ModelRunner(model, open_attention(kv), sequences=sequences)
+    Follower(group, runner).run()
 
 
 def slots_of_rank(
@@ -139,6 +142,7 @@ def slots_of_rank(
     budget = cache_budget(hardware.device, config.cache.memory_fraction)
     rows = config.scheduler.rows(on_gpu=True)
     budget -= 16 * rows * (spec.intermediate_size + spec.hidden_size)
+    budget -= exchanged_bytes(config, spec)
     per_slot = KVStore.bytes_per_slot(spec.stores, kv_dtype)
     if offered.num_window_slots < offered.num_slots:
         windowed = [store for store in spec.attention_stores if store.window is not None]

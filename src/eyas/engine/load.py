@@ -86,7 +86,7 @@ class Parts:
 def open_hardware(config: EngineConfig, local_rank: int = 0) -> Device:
     """Return the device of a rank. local_rank: its number on this machine."""
     parallel = config.parallel
-    if parallel.tp == 1:
+    if parallel.num_ranks == 1:
         return open_device(config.device)
     return open_device(config.device, parallel.ranks_of_node, parallel.first_device + local_rank)
 
@@ -120,7 +120,7 @@ def _model_dtype(config: EngineConfig, hardware: Device, shard: Shard) -> tuple[
     name = config.model.dtype
     if hardware.device.type != "cpu" or shard.is_whole:
         return choose_dtype(name, hardware.device)
-    option = "parallel.tp" if shard.size > 1 else "parallel.exact_across_tp"
+    option = f"parallel.{shard.option}"
     if name not in ("auto", "float32"):
         raise ValueError(
             f"{option}: on a CPU the sums of ranks are float32 alone, not {name}; pass --dtype float32"

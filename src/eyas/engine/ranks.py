@@ -18,6 +18,8 @@ import msgspec
 import torch
 
 from eyas.config import EngineConfig
+from eyas.layers.exchanged_experts import exchange_bytes
+from eyas.models import ModelSpec
 from eyas.parallel.group import Group, Meeting, meet
 from eyas.parallel.lost import GroupLost
 from eyas.parallel.processes import PrivatePlace, RankProcesses
@@ -33,8 +35,27 @@ POLL_SECONDS = 0.2
 def shard_of(config: EngineConfig, device: torch.device, rank: int = 0) -> Shard:
     """Return a rank's part of the model, without a group."""
     parallel = config.parallel
-    by_tree = parallel.exact_across_tp or (parallel.tp > 1 and device.type == "cpu")
-    return Shard(rank, parallel.tp, by_tree=by_tree, by_expert=parallel.divides_by_expert)
+    divides_sums = parallel.num_ranks > 1 and not parallel.divides_sequences
+    return Shard(
+        rank,
+        parallel.num_ranks,
+        by_tree=parallel.exact_across_tp or (divides_sums and device.type == "cpu"),
+        by_expert=parallel.divides_by_expert,
+        by_sequence=parallel.divides_sequences,
+    )
+
+
+def exchanged_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """Return the bytes that ranks with sequences of their own need to exchange rows; else 0."""
+    if not config.parallel.divides_sequences or spec.experts is None:
+        return 0
+    experts = spec.experts
+    return exchange_bytes(
+        config.parallel.num_ranks,
+        experts.routing.num_chosen,
+        spec.hidden_size,
+        experts.intermediate_size,
+    )
 
 
 class Ranks:
@@ -65,12 +86,12 @@ class Ranks:
             here = msgspec.structs.replace(config.model, path=directory, offline=True)
             found = msgspec.structs.replace(config, model=here)
             self._processes = RankProcesses(found, where, command)
-            meeting = Meeting(0, config.parallel.tp, where, config.parallel.timeout_seconds)
+            meeting = Meeting(0, config.parallel.num_ranks, where, config.parallel.timeout_seconds)
             self._group = self._meet(meeting, hardware.device)
         except BaseException:
             self.close()
             raise
-        log.info("%d ranks have met", config.parallel.tp)
+        log.info("%d ranks have met", config.parallel.num_ranks)
         self.leader = Leader(self._group)
         if self._group.is_on_gpu:
             seconds = config.parallel.timeout_seconds

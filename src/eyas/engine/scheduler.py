@@ -3,7 +3,8 @@
 Promises: there are no prefill and decode phases. A sequence has context positions to store and a root
 to extend, and a step takes some of both. Older sequences come first; seats (rows of the sequence table)
 go to the client that holds fewest. When slots run out, the youngest sequence is preempted and
-recomputed later, so the oldest always finishes. Lengths that a step in flight may still change are
+recomputed later, so the oldest always finishes; of several ranks with slots of their own, each for
+itself. Lengths that a step in flight may still change are
 planned from upper bounds, and slots become free only when no flight can write to them.
 Does not know: models, how trees are grown, what tokens mean.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -90,8 +91,8 @@ class Scheduler:
         if stepping:
             most_rows = self.step_time.most_rows(most_rows)
         plan = StepPlan(self._shape(stepping, storing, most_rows))
-        budget = self._add_running(plan, stepping, storing, most_rows)
-        self._add_waiting(plan, budget)
+        budget, starved = self._add_running(plan, stepping, storing, most_rows)
+        self._add_waiting(plan, budget, starved)
         if self.cache.windows is not None:
             self.table.write_window_slots(*self.cache.windows.take_changes())
         return plan if plan.spans else None
@@ -130,43 +131,51 @@ class Scheduler:
         stepping: list[Sequence],
         storing: list[Sequence],
         most_rows: int,
-    ) -> int:
+    ) -> tuple[int, Collection[int]]:
         """Add the running sequences to a plan: those whose context is stored, then the others.
 
         most_rows: of the step, so that it does not take too long.
 
-        Returns the number of rows that are left for waiting sequences; 0 if slots have run out.
+        Returns the number of rows that are left for waiting sequences, and the ranks whose slots have
+        run out.
         """
         budget, width = self.max_batch_tokens, plan.width
-        starved: Sequence | None = None
+        starved: dict[int, int] = {}  # rank: order of the oldest sequence that found no slots there
         for sequence in stepping:
             if sequence.status is not Status.RUNNING or budget < width:
                 continue  # it was preempted for slots of another one, or no rows are left
+            if _rank(sequence) in starved:
+                continue  # slots go to the older sequence first
             if not self._add_span(plan, sequence, 0, has_root=True):
-                starved = sequence
-                break
+                starved[_rank(sequence)] = sequence.order
+                continue
             budget -= width
         # Prompts get some rows however many sequences decode.
         budget = min(budget, max(LEAST, budget - (self.max_batch_tokens - most_rows)))
         for sequence in storing:
             if sequence.status is not Status.RUNNING or budget <= 0:
                 continue
-            if starved is not None and sequence.order > starved.order:
-                break  # slots go to the older sequence first
+            rank = _rank(sequence)
+            if sequence.order > starved.get(rank, sequence.order):
+                continue
             count, has_root = self._chunk(sequence, budget, width)
             if not self._add_span(plan, sequence, count, has_root=has_root):
-                return 0
+                starved[rank] = min(starved.get(rank, sequence.order), sequence.order)
+                continue
             budget -= count + width * has_root
-        return budget if starved is None else 0
+        return budget, starved.keys()
 
-    def _add_waiting(self, plan: StepPlan, budget: int) -> None:
-        """Admit waiting sequences and add them to a plan, as far as rows, seats and slots suffice."""
+    def _add_waiting(self, plan: StepPlan, budget: int, starved: Collection[int]) -> None:
+        """Admit waiting sequences and add them to a plan, as far as rows, seats and slots suffice.
+
+        starved: ranks whose slots have run out.
+        """
         for sequence in self.waiting.in_turn(list(self.running)):
-            if budget <= 0:
+            if budget <= 0 or len(starved) == self.cache.num_ranks:
                 break
             if self._awaits_leader(sequence):
                 continue  # it is admitted once it can share the prompt
-            if not self._admit(sequence, plan.width):
+            if not self._admit(sequence, plan.width, starved):
                 break
             count, has_root = self._chunk(sequence, budget, plan.width)
             is_needed = bool(count or has_root)
@@ -234,9 +243,9 @@ class Scheduler:
             and not leader.is_prompt_published
         )
 
-    def _admit(self, sequence: Sequence, width: int) -> bool:
+    def _admit(self, sequence: Sequence, width: int, starved: Collection[int]) -> bool:
         """Give a waiting sequence a seat and a lease, with its longest stored prefix. Returns False if
-        there is no seat, or fewer slots than its context and one tree need."""
+        there is no seat, or fewer slots than its context and one tree need, or none of its rank."""
         if not self.table.num_free_seats:
             return False
         capacity = sequence.max_length + 3 * self.table.max_width
@@ -247,7 +256,8 @@ class Scheduler:
             share=not sequence.needs_prompt_rows,
         )
         missing = sequence.num_tokens - 1 - lease.num_stored
-        if not self.cache.has_room(missing + width, self.max_batch_tokens):
+        has_room = self.cache.has_room(lease, missing + width, self.max_batch_tokens)
+        if lease.rank in starved or not has_room:
             self.cache.release(lease, sequence.tokens)
             return False
         self.waiting.remove(sequence)
@@ -281,13 +291,13 @@ class Scheduler:
         Returns False if the slots are not free before a flight lands.
         """
         needed = count + (plan.width if has_root else 0)
-        while needed > self.cache.num_available:
+        lease = sequence.lease
+        assert lease is not None
+        while needed > self.cache.num_available(lease):
             victim = self._youngest_idle(sequence)
             if victim is None:
                 return False
             self.preempt(victim)
-        lease = sequence.lease
-        assert lease is not None
         context = self.cache.reserve(lease, count) if count else NO_SLOTS
         nodes = self.cache.reserve(lease, plan.width) if has_root else None
         start = sequence.num_planned
@@ -311,6 +321,7 @@ class Scheduler:
                 root_low=root,
                 root_high=root + sequence.num_in_flight_tokens,
                 snapshot=snapshot,
+                rank=lease.rank,
             )
         )
         sequence.num_planned = start + count
@@ -326,13 +337,21 @@ class Scheduler:
         return True
 
     def _youngest_idle(self, sequence: Sequence) -> Sequence | None:
-        """Return the youngest running sequence without a flight, if it is younger than `sequence`."""
+        """Return the youngest running sequence without a flight on the same rank, if it is younger than
+        `sequence`."""
         for candidate in reversed(self.running):
             if candidate is sequence:
                 return None
-            if candidate.num_in_flight == 0 and candidate.status is Status.RUNNING:
+            is_idle = candidate.num_in_flight == 0 and candidate.status is Status.RUNNING
+            if is_idle and _rank(candidate) == _rank(sequence):
                 return candidate
         return None
+
+
+def _rank(sequence: Sequence) -> int:
+    """Return the rank that has a running sequence's slots."""
+    assert sequence.lease is not None
+    return sequence.lease.rank
 
 
 def _can_grow(sequence: Sequence) -> bool:

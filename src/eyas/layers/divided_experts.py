@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
 from eyas.layers.mlp import GatedMlp
 from eyas.layers.row_order import RowOrder
@@ -26,8 +27,8 @@ from eyas.parallel.shard import Shard
 class DividedExperts:
     """A rank's part of the experts of a layer.
 
-    shard: of the experts with `by_expert`, else of the features between their products. bias,
-    is_alternating: as `ExpertSpec`.
+    shard: of the experts with `by_expert`, else of the features between their products; without a
+    group, the results are this rank's part. bias, is_alternating: as `ExpertSpec`.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class DividedExperts:
         if shard.by_expert:
             (bounds,) = shard.part(num_experts).ranges
             held, within = range(*bounds), replace(shard, rank=0, size=1, group=None)
+        self._order = order
         self._experts = {
             index: GatedMlp(
                 hidden_size,
@@ -108,7 +110,10 @@ class DividedExperts:
         held = self._experts.get(expert)
         if held is None:
             return torch.zeros_like(x_nD)
-        return held.whole(x_nD) if self._shard.by_expert else held.partial(x_nD)
+        num_rows = len(x_nD)
+        x_nD = F.pad(x_nD, (0, 0, 0, self._order.pad(num_rows) - num_rows))
+        result_nD = held.whole(x_nD) if self._shard.by_expert else held.partial(x_nD)
+        return result_nD[:num_rows]
 
     def _completed(self, partial_KTD: torch.Tensor, experts_KT: torch.Tensor) -> torch.Tensor:
         """Return the results, of the parts that ranks have computed."""

@@ -11,7 +11,7 @@ expert.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from eyas.kernels.packed import Weight
 from eyas.layers.divided_experts import DividedExperts, chosen
+from eyas.layers.exchanged_experts import ExchangedExperts
 from eyas.layers.gemm_variants import is_supported
 from eyas.layers.layouts import UNPACKED, Layouts, common, within
 from eyas.layers.linear import LogitsHead
@@ -176,7 +177,8 @@ class StackedExperts:
     """The weights of all experts are one tensor, and a kernel runs all rows at once.
 
     layouts: of the experts' weights that stay packed, the same for all of them. shard: this rank's part
-    of the experts, or of the features between their products.
+    of the experts, or of the features between their products; without a group, the results are this
+    rank's part.
     """
 
     def __init__(
@@ -268,14 +270,16 @@ class StackedExperts:
         self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
     ) -> torch.Tensor:
         shard = self._shard
-        if shard.by_expert and shard.group is not None:
-            ((first, stop),) = self._held.ranges
-            is_held_TK = (experts_TK >= first) & (experts_TK < stop)
-            here_TK = torch.where(is_held_TK, experts_TK - first, 0)
-            parts_KTD = self._apply(x_TD, here_TK, weights_TK)
-            rank_KT = experts_TK.t().long() * shard.size // self._num_experts
-            return chosen(shard.group.all_gather(parts_KTD), rank_KT)
-        return shard.completed(self._apply(x_TD, experts_TK, weights_TK))
+        if not shard.by_expert:
+            return shard.completed(self._apply(x_TD, experts_TK, weights_TK))
+        ((first, stop),) = self._held.ranges
+        is_held_TK = (experts_TK >= first) & (experts_TK < stop)
+        here_TK = torch.where(is_held_TK, experts_TK - first, 0)
+        parts_KTD = self._apply(x_TD, here_TK, weights_TK)
+        if shard.group is None:
+            return parts_KTD
+        rank_KT = experts_TK.t().long() * shard.size // self._num_experts
+        return chosen(shard.group.all_gather(parts_KTD), rank_KT)
 
     def _apply(
         self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
@@ -296,7 +300,8 @@ class MixtureOfExperts:
     """The feed-forward block of a layer with experts: router, experts, and the shared expert.
 
     layouts: of its weights that stay packed. shard: this rank's part of the experts, and of the
-    features of the shared one. Every rank has the router.
+    features of the shared one; with `by_sequence` the input has this rank's rows alone. Every rank has
+    the router.
     """
 
     def __init__(
@@ -324,6 +329,7 @@ class MixtureOfExperts:
                 spec.num_tokens, spec.routing.num_chosen, dtype=torch.int32, device=device
             )
         self._experts: Experts
+        of_experts = replace(shard, group=None) if shard.by_sequence else shard
         if order.products is None and not shard.is_whole:
             self._experts = DividedExperts(
                 hidden_size,
@@ -335,7 +341,7 @@ class MixtureOfExperts:
                 device=device,
                 order=order,
                 activation=activation,
-                shard=shard,
+                shard=of_experts,
             )
         elif order.products is None:
             self._experts = SeparateExperts(
@@ -349,8 +355,10 @@ class MixtureOfExperts:
                 device=device,
                 activation=activation,
                 layouts=within(layouts, "experts"),
-                shard=shard,
+                shard=of_experts,
             )
+        if shard.by_sequence:
+            self._experts = ExchangedExperts(self._experts, spec.num_experts, shard)
         self._shared: GatedMlp | None = None
         if spec.shared_size:
             self._shared = GatedMlp(
@@ -362,7 +370,7 @@ class MixtureOfExperts:
                 order=order,
                 activation=activation,
                 layouts=within(layouts, "shared"),
-                shard=shard,
+                shard=shard.dense,
             )
 
     def parameters(self) -> dict[str, Parameter]:

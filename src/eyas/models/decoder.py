@@ -79,7 +79,7 @@ class DecoderLayer:
             input_size=input_size,
             traits=traits,
             layouts=within(layouts, "attention"),
-            shard=shard,
+            shard=shard.dense,
         )
         self._mlp: GatedMlp | MixtureOfExperts
         experts = spec.experts_of(index)
@@ -93,7 +93,7 @@ class DecoderLayer:
                 order=order,
                 activation=traits.activation,
                 layouts=within(layouts, "mlp"),
-                shard=shard,
+                shard=shard.dense,
             )
         else:
             self._mlp = MixtureOfExperts(

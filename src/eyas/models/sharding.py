@@ -17,7 +17,7 @@ from eyas.parallel.tree import PIECES
 
 def of_rank(spec: ModelSpec, shard: Shard) -> ModelSpec:
     """Return the description of this rank's layers, whose stores and products have its sizes."""
-    if shard.size == 1:
+    if shard.size == 1 or shard.by_sequence:
         return spec
     experts, state = spec.experts, spec.state
     if experts is not None:
@@ -47,6 +47,9 @@ def of_rank(spec: ModelSpec, shard: Shard) -> ModelSpec:
 
 def check_ranks(spec: ModelSpec, shard: Shard, *, on_gpu: bool) -> None:
     """Raise ValueError if the ranks cannot divide the model."""
+    if shard.by_sequence:
+        _check_sequences(spec, shard)
+        shard = shard.dense
     if shard.is_whole:
         return
     if spec.compressed or spec.hyper is not None:
@@ -74,6 +77,28 @@ def check_ranks(spec: ModelSpec, shard: Shard, *, on_gpu: bool) -> None:
         )
     if shard.by_tree:
         _check_pieces(spec, shard, on_gpu=on_gpu)
+
+
+def _check_sequences(spec: ModelSpec, shard: Shard) -> None:
+    """Refuse models whose sequences and experts ranks cannot divide."""
+    if spec.latent is None:
+        raise ValueError(
+            f"parallel.dp: {spec.architecture} has no latent attention, and ranks divide sequences of "
+            f"models that have it alone; pass --tp {shard.size}, which divides its key/value heads"
+        )
+    if spec.experts is None:
+        raise ValueError(
+            f"parallel.dp: no layer of this {spec.architecture} has experts, so that every rank would "
+            f"hold the whole model; pass --tp {shard.size}, or start {shard.size} servers "
+            "(docs/replicas.md)"
+        )
+    count = spec.experts.num_experts
+    if count % shard.size:
+        fitting = [str(size) for size in (1, 2, 4, 8) if not count % size]
+        raise ValueError(
+            f"parallel.dp: {shard.size} ranks do not divide the {count} experts of this model; pass "
+            f"--dp {' or '.join(fitting)}"
+        )
 
 
 def _divided(spec: ModelSpec, shard: Shard) -> Iterator[tuple[str, int]]:

@@ -63,6 +63,15 @@ class Exchanges(Protocol):
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any, /
     ) -> dist.Work | None: ...
     def broadcast(self, x: list[torch.Tensor], options: Any, /) -> dist.Work | None: ...
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        x: torch.Tensor,
+        outputs: list[int],
+        inputs: list[int],
+        options: Any,
+        /,
+    ) -> dist.Work | None: ...
     def abort(self) -> None: ...
 
 
@@ -119,6 +128,14 @@ class Group:
         options = _options(AllgatherOptions)
         self._run(lambda: self._exchanges._allgather_base(gathered.flatten(), x.flatten(), options))
         return gathered
+
+    def all_to_all(self, x_N: torch.Tensor) -> torch.Tensor:
+        """Send `x_N[r]` to rank r; return what the ranks have sent to this one [N, ...]."""
+        x_N = x_N.contiguous()
+        received_N = torch.empty_like(x_N)
+        options = _options(dist.AllToAllOptions)
+        self._run(lambda: self._exchanges.alltoall_base(received_N, x_N, [], [], options))
+        return received_N
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
         """Return the tensors of all ranks [N, ...] on rank 0, and None elsewhere."""

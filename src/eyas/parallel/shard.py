@@ -9,7 +9,7 @@ Legend: T rows, O output features.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,20 +24,37 @@ class Shard:
 
     rank, size: the rank's number, and how many there are. by_tree: sums over input features are formed
     in the tree of `parallel.tree`, so that their bits do not depend on the number of ranks. by_expert:
-    a rank holds whole experts, else a part of each. group: None for one rank, and where only sizes are
-    asked for.
+    a rank holds whole experts, else a part of each. by_sequence: a rank computes the rows of its own
+    sequences, with all heads; the chosen experts alone are divided, by expert. group: None for one
+    rank, and where only sizes are asked for.
     """
 
     rank: int = 0
     size: int = 1
     by_tree: bool = False
     by_expert: bool = False
+    by_sequence: bool = False
     group: Group | None = None
 
     @property
     def is_whole(self) -> bool:
         """Whether the layers are those of one rank, with sums in the order of their products."""
         return self.size == 1 and not self.by_tree
+
+    @property
+    def option(self) -> str:
+        """The setting that asks for this division, for messages."""
+        if self.size == 1:
+            return "exact_across_tp"
+        return "dp" if self.by_sequence else "tp"
+
+    @property
+    def dense(self) -> Shard:
+        """The part of attention, feed-forward blocks and shared experts that this rank computes: all
+        of them if it has rows of its own."""
+        if not self.by_sequence:
+            return self
+        return replace(self, rank=0, size=1, by_expert=False, by_sequence=False, group=None)
 
     @property
     def num_pieces(self) -> int:

@@ -32,7 +32,7 @@ _BY_REASON = {
     ),
     "a line is logged every 10 seconds while there are requests": ("--decode-log-interval=*"),
     _ONE: (
-        "--data-parallel-size=1 --pipeline-parallel-size=1 --data-parallel-rank=0 "
+        "--pipeline-parallel-size=1 --data-parallel-rank=0 "
         "--moe-dense-tp-size=1 --speculative-draft-tensor-parallel-size=1 --api-server-count=1 "
         "--gpu-id-step=1 --base-gpu-id=0 --distributed-executor-backend=* "
         "--master-addr=* --master-port=* --nccl-port=* --load-balance-method=* "

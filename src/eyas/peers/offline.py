@@ -31,6 +31,8 @@ _PEERS = frozenset(
 _SHORT_NAMES = {
     "tp": "tensor_parallel_size",
     "tp_size": "tensor_parallel_size",
+    "dp": "data_parallel_size",
+    "dp_size": "data_parallel_size",
     "ep": "expert_parallel_size",
     "ep_size": "expert_parallel_size",
 }

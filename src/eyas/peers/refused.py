@@ -21,7 +21,7 @@ class Refused(ValueError):
         self.instead = instead
 
 
-_ONE_DEVICE = "eyas divides one copy of a model, by --tp and --ep alone; leave it out"
+_ONE_DEVICE = "eyas divides one copy of a model, by --tp, --ep and --dp alone; leave it out"
 _DRAFT_DEVICE = "drafts are made on one device; leave it out"
 _GRAMMARS = (
     "set the grammar library with --grammar-backend, white space in JSON with "
@@ -74,8 +74,8 @@ _FLAGS_BY_REASON = {
         "--cuda-graph-bs --cuda-graph-config --cudagraph-capture-sizes --max-cudagraph-capture-size"
     ),
     _ONE_DEVICE: (
-        "--data-parallel-size --pipeline-parallel-size --speculative-draft-tensor-parallel-size "
-        "--api-server-count --enable-ep-moe --enable-dp-attention --enable-dp-lm-head --enable-eplb "
+        "--pipeline-parallel-size --speculative-draft-tensor-parallel-size "
+        "--api-server-count --enable-ep-moe --enable-dp-lm-head --enable-eplb "
         "--moe-a2a-backend --moe-dense-tp-size --data-parallel-rank --data-parallel-backend "
         "--decode-context-parallel-size --prefill-context-parallel-size"
     ),
@@ -140,7 +140,7 @@ SWITCHES = frozenset(
     "--speculative-use-rejection-sampling --speculative-adaptive --calculate-kv-scales "
     "--skip-tokenizer-init --no-enable-chunked-prefill --interleave-mm-strings --skip-mm-profiling "
     "--is-embedding --allow-credentials --log-requests --enable-multi-layer-eagle "
-    "--enable-multimodal --enable-lora --enable-ep-moe --enable-dp-attention --enable-dp-lm-head "
+    "--enable-multimodal --enable-lora --enable-ep-moe --enable-dp-lm-head "
     "--enable-eplb --enable-strict-thinking --enable-custom-logit-processor "
     "--enable-priority-scheduling --enable-hierarchical-cache --enable-request-id-headers "
     "--enable-log-requests".split()

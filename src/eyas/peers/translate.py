@@ -79,8 +79,6 @@ SPECULATIVE = (
     "speculative_token_map",
 )
 SPELLINGS = {
-    "--dp": "--data-parallel-size",
-    "--dp-size": "--data-parallel-size",
     "--pp": "--pipeline-parallel-size",
     "--pp-size": "--pipeline-parallel-size",
     "-tp": "--tensor-parallel-size",

@@ -36,7 +36,8 @@ class Span:
     wants_context_logits: whether log-probabilities of the prompt are needed.
     stored_slots: slots of the positions that the host knows to be stored or in flight.
     root_low, root_high: bounds of the root's position, equal if no step is in flight.
-    snapshot: takes the sequence's state after the context rows; None if none is wanted.
+    snapshot: takes the sequence's state after the context rows; None if none is wanted. rank: that
+    has the sequence's keys and values.
     """
 
     seat: int
@@ -49,6 +50,7 @@ class Span:
     root_low: int = 0
     root_high: int = 0
     snapshot: int | None = None
+    rank: int = 0
 
     @property
     def context_stop(self) -> int:

@@ -47,7 +47,7 @@ def open_device(config: DeviceConfig, num_ranks: int = 1, number: int | None = N
         if torch.cuda.is_available() and torch.cuda.device_count() < needed:
             raise ValueError(
                 f"parallel.tp: its ranks need {needed} GPUs, and this machine has "
-                f"{torch.cuda.device_count()}; lower --tp, or pass --device cpu"
+                f"{torch.cuda.device_count()}; lower --tp or --dp, or pass --device cpu"
             )
         name = f"cuda:{number}"
     try:

@@ -93,7 +93,7 @@ class Follower:
 
     def _forward(self, message: ForwardMessage) -> Output:
         self._make_room(message)
-        return self._runner.forward(self._rows(message))
+        return self._runner.forward(self._rows(message), tuple(message.taps))
 
     def _capture(self, message: ForwardMessage) -> None:
         """Capture a forward pass, which has run before; on a CPU a replay runs it again."""
@@ -148,6 +148,7 @@ class Follower:
             layout=layout,
             logits_rows_R=wanted_R,
             num_leading=message.num_leading,
+            ranks=tuple(message.ranks),
         )
 
     def _make_room(self, message: ForwardMessage) -> None:

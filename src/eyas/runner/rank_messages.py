@@ -27,7 +27,8 @@ class ForwardMessage(msgspec.Struct, frozen=True, tag="forward", array_like=True
     num_logits: rows whose logits are wanted; None is none. num_leading, max_position: as `ForwardRows`
     and `Layout`. num_seats, num_sequences, num_columns: A, B and L of the sequence table's part.
     contexts: prompt chunks. grid: sequences and nodes of each, where there are nodes. has_parents: they
-    are trees. capture: the number of the CUDA graph that this pass is captured in; None runs it.
+    are trees. ranks: as `ForwardRows`. taps: layers whose output rank 0 asks for. capture: the number
+    of the CUDA graph that this pass is captured in; None runs it.
     """
 
     num_rows: int
@@ -40,6 +41,8 @@ class ForwardMessage(msgspec.Struct, frozen=True, tag="forward", array_like=True
     contexts: list[tuple[int, int, int, int]]
     grid: tuple[int, int] | None
     has_parents: bool
+    ranks: list[int]
+    taps: list[int]
     capture: int | None = None
 
     @property
@@ -111,7 +114,9 @@ encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode
 
 
-def describe(rows: ForwardRows) -> tuple[ForwardMessage, list[torch.Tensor]]:
+def describe(
+    rows: ForwardRows, taps: tuple[int, ...] = ()
+) -> tuple[ForwardMessage, list[torch.Tensor]]:
     """Return the message of a forward pass, and the tensors of `ForwardMessage.shapes`."""
     layout, wanted_R = rows.layout, rows.logits_rows_R
     num_columns = min(layout.max_position + 1, layout.slots_AC.shape[1])
@@ -133,5 +138,7 @@ def describe(rows: ForwardRows) -> tuple[ForwardMessage, list[torch.Tensor]]:
         contexts=[(run.sequence, run.row, run.start, run.count) for run in layout.contexts],
         grid=None if nodes is None else (nodes.rows_BW.shape[0], nodes.rows_BW.shape[1]),
         has_parents=nodes is not None and nodes.parents_BW is not None,
+        ranks=list(rows.ranks),
+        taps=list(taps),
     )
     return message, tensors

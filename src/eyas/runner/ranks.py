@@ -70,9 +70,9 @@ class Leader:
         self._group.send(encode(message))
 
     @contextmanager
-    def forward(self, rows: ForwardRows) -> Iterator[None]:
+    def forward(self, rows: ForwardRows, taps: tuple[int, ...] = ()) -> Iterator[None]:
         """Announce a forward pass, which is run or captured inside the context."""
-        message, tensors = describe(rows)
+        message, tensors = describe(rows, taps)
         capture = self._capture
         if capture is not None:
             assert capture.number is None, "a captured stage has one forward pass"

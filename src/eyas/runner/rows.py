@@ -26,7 +26,8 @@ class ForwardRows:
     """The input of one forward pass; its tensors of rows are contiguous.
 
     logits_rows_R: indices of the R rows whose logits are computed; None if there are none.
-    num_leading: how many of them are the first rows of the forward pass, in order.
+    num_leading: how many of them are the first rows of the forward pass, in order. ranks: of each
+    sequence of the layout, where ranks have sequences of their own; empty is the first rank's.
     """
 
     tokens_T: torch.Tensor
@@ -35,6 +36,7 @@ class ForwardRows:
     layout: Layout
     logits_rows_R: torch.Tensor | None
     num_leading: int = 0
+    ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.tokens_T = self.tokens_T.contiguous()
@@ -86,6 +88,8 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
     num_node_rows = len(nodes.tokens_R)
     parts = [[nodes.tokens_R, nodes.model_position_R, nodes.write_slots_R]]
     runs, seats, wanted, context_runs, row = [], [], [], [], num_node_rows
+    ranks = [span.rank for span in batch.rooted]
+    ranks += [0] * (num_rooted - len(ranks))
     for span in batch.spans:
         count = span.context_count
         if not count:
@@ -100,6 +104,7 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
         )
         runs.append(ContextRun(num_rooted + len(runs), row, span.context_start, count))
         seats.append(span.seat)
+        ranks.append(span.rank)
         if span.wants_context_logits:
             wanted.append(torch.arange(row, row + count, device=device))
             context_runs.append((span, count))
@@ -121,6 +126,7 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
         layout=layout,
         logits_rows_R=logits_rows_R if len(logits_rows_R) else None,
         num_leading=num_node_rows,
+        ranks=tuple(ranks),
         num_node_rows=num_node_rows,
         sampling=_sampling_rows(batch, tree, nodes.sequence_R, nodes.node_R, nodes.position_R),
         node_R=nodes.node_R,

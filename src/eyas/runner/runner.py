@@ -22,6 +22,7 @@ from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder
 from eyas.runner.ranks import Leader
 from eyas.runner.rows import ForwardRows
+from eyas.runner.sequence_share import AllRows, SequenceRanks
 
 
 @dataclass(slots=True, eq=False)
@@ -46,11 +47,13 @@ class PlannedRows:
     attend: Attend
 
 
-def plan_rows(rows: ForwardRows, backend: AttentionBackend, order: RowOrder) -> PlannedRows:
+def plan_rows(
+    rows: ForwardRows, backend: AttentionBackend, order: RowOrder, least: int = 0
+) -> PlannedRows:
     """Pad the rows of a forward pass to a count with a fixed reduction order, and plan its
-    attention."""
+    attention. least: the least number of rows."""
     tokens_T, positions_T, slots_T = rows.tokens_T, rows.positions_T, rows.write_slots_T
-    missing = order.pad(len(tokens_T)) - len(tokens_T)
+    missing = order.pad(max(least, len(tokens_T))) - len(tokens_T)
     if missing:
         tokens_T, positions_T = pad(tokens_T, (0, missing)), pad(positions_T, (0, missing))
         slots_T = pad(slots_T, (0, missing), value=NULL_SLOT)
@@ -84,15 +87,21 @@ class ModelRunner:
 
     On a device all forward passes write their logits to one buffer: the logits of one are read
     before the next one runs. leader: announces forward passes to the other ranks; None where there are
-    none, and on these ranks.
+    none, and on these ranks. sequences: divides the rows where ranks have sequences of their own; None
+    runs all rows here.
     """
 
     def __init__(
-        self, model: Decoder, backend: AttentionBackend, leader: Leader | None = None
+        self,
+        model: Decoder,
+        backend: AttentionBackend,
+        leader: Leader | None = None,
+        sequences: SequenceRanks | None = None,
     ) -> None:
         self.model = model
         self.backend = backend
         self.leader = leader
+        self._sequences = sequences
         if leader is not None and backend.states is not None:
             backend.states.on_change = leader.change_states
         if leader is not None and backend.windows is not None:
@@ -108,18 +117,20 @@ class ModelRunner:
         """
         if self.leader is None:
             return self._forward(rows, taps)
-        with self.leader.forward(rows):
+        with self.leader.forward(rows, taps):
             return self._forward(rows, taps)
 
     def _forward(self, rows: ForwardRows, taps: tuple[int, ...]) -> Output:
-        planned = plan_rows(rows, self.backend, self.order)
+        share = AllRows(rows) if self._sequences is None else self._sequences.own(rows)
+        planned = plan_rows(share.rows, self.backend, self.order, share.least)
         hidden_TD, tapped = self.model.forward(
             planned.tokens_T, planned.positions_T, planned.attend, taps
         )
-        num_rows = len(rows.tokens_T)
+        if rows.logits_rows_R is not None:
+            hidden_TD = share.everywhere(hidden_TD)
         return Output(
             wanted_logits(rows, hidden_TD, self._logits, self.order),
-            [tap[:num_rows] for tap in tapped],
+            [share.on_first(tap) for tap in tapped],
             rows.write_slots_T,
         )
 

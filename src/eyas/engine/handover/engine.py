@@ -288,7 +288,7 @@ class HandoverEngine:
         is_much = len(others) >= self._most_offers or (
             num_reserved and num_reserved + count > self._cache.num_slots // 2
         )
-        if is_much or not self._cache.has_room(count, 0):
+        if is_much or not self._cache.has_room(lease, count, 0):
             return False
         if self._engine.table.states is not None:
             end = len(job.request.prompt_token_ids) - 1
