@@ -9,14 +9,15 @@ import torch
 
 from eyas.kernels import experts, gemm
 from eyas.kernels.packed import Layout, PackedWeight
-from eyas.kernels.tiles import MANY_ROWS, PACKED_TILES
+from eyas.kernels.tiles import MANY_ROWS, PACKED_TILES, tiles_for
+from eyas.layers.gemm_variants import PARTS_SPLITS
 from eyas.layers.linear import Linear
 from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder
 from eyas.models import ModelFiles
 from eyas.ops.dequantise import dequantised
 from tests.gpu.test_layers_on_gpu import PROMPTS, ask, make, shown
-from tests.kernels.packing import LAYOUTS, random_weight
+from tests.kernels.packing import LAYOUTS, expected_gated, expected_product, random_weight
 from tests.laws.world import write_layers
 from tests.models.quantised import CASES, write_quantised
 
@@ -26,6 +27,7 @@ pytestmark = [
 ]
 CUDA = torch.device("cuda")
 ALL_TILES = tuple(dict.fromkeys(tile for _, tiles in PACKED_TILES for tile in tiles))
+PLAIN = tiles_for(64)[0]
 COUNTS = (1, 2, 7, 16, 17, 33, 64, 100, 300)
 
 
@@ -34,11 +36,10 @@ COUNTS = (1, 2, 7, 16, 17, 33, 64, 100, 300)
 def test_every_tile_has_the_bits_of_the_values(layout: Layout, dtype: torch.dtype) -> None:
     for num_out, num_in in ((1536, 2048), (1408 * 2, 4096), (2880, 2880)):
         weight = random_weight(layout, num_out, num_in, dtype=dtype, device=CUDA)
-        plain_OI = dequantised(weight)
         x_TI = torch.randn(max(COUNTS), num_in, device=CUDA).to(dtype)
-        expected = gemm.product(x_TI, plain_OI)
-        split = gemm.product(x_TI, plain_OI, num_splits=4)
-        gated = gemm.gated_product(x_TI, plain_OI)
+        expected = expected_product(x_TI, weight, PLAIN)
+        split = expected_product(x_TI, weight, PLAIN, num_splits=4)
+        gated = expected_gated(x_TI, weight, PLAIN)
         for tile in ALL_TILES:
             for count in COUNTS:
                 x = x_TI[:count]
@@ -68,45 +69,66 @@ def test_packed_experts_have_the_bits_of_the_values(layout: Layout) -> None:
         for count in (1, 2, 8, 16, 17, 64, 300, 700):
             inputs = (x_TD[:count], experts_TK[:count], weights_TK[:count])
             found = apply_experts(*inputs, gate_up, down, *biases, activation)
-            expected = apply_experts(*inputs, *plain, *biases, activation)
-            assert torch.equal(found, expected), (activation, count)
+            if layout.kind != "fp8":
+                expected = apply_experts(*inputs, *plain, *biases, activation)
+                assert torch.equal(found, expected), (activation, count)
+                continue
+            expected = apply_experts.by_torch(*inputs, gate_up, down, *biases, activation)
+            torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+            alone = [each[count - 1 : count] for each in inputs]
+            row = apply_experts(*alone, gate_up, down, *biases, activation)
+            assert torch.equal(found[:, -1:], row), (activation, count)
+
+
+@pytest.mark.parametrize("power", [-40, 0, 40])
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[3]], ids=str)
+def test_every_number_has_its_value_beside_rows_of_any_size(layout: Layout, power: int) -> None:
+    """Numbers that are subnormal where they are placed, too."""
+    weight = layout.empty(256, 256, dtype=torch.bfloat16, device=CUDA)
+    codes = torch.arange(256, dtype=torch.uint8, device=CUDA)
+    codes = torch.stack([codes.roll(row) for row in range(256)])[:, : weight.numbers.shape[1]]
+    weight.numbers.copy_(codes)
+    if layout.kind == "fp8":
+        weight.numbers[(codes & 0x7F) == 0x7F] = 0
+        weight.scales.fill_(1.0)
+    else:
+        weight.scales.fill_(0x7F7F7F7F)
+    x_TI = torch.eye(256, device=CUDA, dtype=torch.bfloat16) * 2.0**power
+    found = gemm.product(x_TI, weight, out_dtype=torch.float32)
+    assert torch.equal(found, (dequantised(weight).float() * 2.0**power).t())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_layer_has_the_bits_of_its_values_by_every_variant(layout: Layout, exact: bool) -> None:
+def test_a_layer_has_the_bits_of_its_weight_by_every_variant(layout: Layout, exact: bool) -> None:
     order = RowOrder(products=Products(exact, CUDA, 600))
     parts = {"gate": 512, "up": 512}
     options = {"dtype": torch.bfloat16, "device": CUDA, "order": order}
     packed = Linear(1024, parts, layout=layout, **options)  # type: ignore[arg-type]
-    kernels_alone = RowOrder(products=Products(True, CUDA, 600))
-    plain = Linear(1024, parts, **{**options, "order": kernels_alone})  # type: ignore[arg-type]
     source = random_weight(layout, 1024, 1024, dtype=torch.bfloat16, device=CUDA)
     for index, part in enumerate(parts):
         rows = source[512 * index : 512 * (index + 1)]
         weight = packed.parameters()[f"{part}.weight"]
         assert isinstance(weight, PackedWeight)
         weight.copy_(rows)
-        plain.parameters()[f"{part}.weight"].copy_(dequantised(rows))  # type: ignore[arg-type]
     packed.seal()
-    plain.seal()
     x_TI = torch.randn(512, 1024, device=CUDA).bfloat16()
     for count in (1, 8, 16, 48, 128, 512):
         x = x_TI[:count]
-        assert torch.equal(packed(x), plain(x)), count
-        assert torch.equal(packed.gated(x), plain.gated(x)), count
-        sums = [layer.parts(x) for layer in (packed, plain)]
-        if all(each.dim() == 3 for each in sums) and len(sums[0]) == len(sums[1]):
-            assert torch.equal(*sums), count
+        assert torch.equal(packed(x), expected_product(x, source, PLAIN)), count
+        assert torch.equal(packed.gated(x), expected_gated(x, source, PLAIN)), count
+        expected = expected_product(x, source, PLAIN, num_splits=PARTS_SPLITS)
+        assert torch.equal(packed.parts(x), expected), count
 
 
 @pytest.mark.parametrize("name", ["fp8 blocks", "compressed fp8 channels", "awq rows"])
-def test_an_engine_answers_as_with_the_values(name: str, tmp_path: Path) -> None:
+def test_an_engine_answers_alike_in_any_company(name: str, tmp_path: Path) -> None:
+    """And with integers as with their values; FP8's values are rounded where they are stored."""
     directory = write_layers(tmp_path / "model", "experts")
     plain = write_quantised(directory, CASES[name])
     storage = ModelFiles.open(directory).storage
     assert storage.layouts, storage.description
-    with make(plain, "root", "bfloat16") as llm:
+    with make(directory if "fp8" in name else plain, "root", "bfloat16") as llm:
         expected = shown(ask(llm, PROMPTS, batch=1))
     for drafter, batch in (("root", 1), ("root", len(PROMPTS)), ("tree", 4)):
         with make(directory, drafter, "bfloat16") as llm:

@@ -1,10 +1,16 @@
-"""Packed weights of every layout, with random numbers and scales."""
+"""Packed weights of every layout, with random numbers and scales, and what products with them are."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from eyas.kernels.packed import Layout, PackedWeight
+from eyas.kernels import gemm
+from eyas.kernels.activation import gated_silu
+from eyas.kernels.packed import STEP, Layout, PackedWeight
+from eyas.kernels.tiles import Tile
+from eyas.ops.dequantise import dequantised
 
 LAYOUTS = (
     Layout("fp8", 128, 128),
@@ -36,3 +42,78 @@ def random_weight(
     return PackedWeight(
         layout, weight.numbers.to(device), weight.scales.to(device), shape[-1], dtype
     )
+
+
+def plain_tile(tile: Tile, layout: Layout, device: torch.device) -> Tile:
+    """The tile with which values are added up in the same steps. A device adds up 16 columns at a time
+    whatever the tile; numpy, in the interpreter, those of a step."""
+    if device.type == "cuda":
+        return tile
+    return replace(tile, block_k=32 if layout.kind == "int4" else STEP)
+
+
+def expected_product(
+    x_TI: torch.Tensor,
+    weight: PackedWeight,
+    tile: Tile,
+    *,
+    num_splits: int = 1,
+    bias_O: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What `gemm.product` is of a packed weight, by products of stored values alone.
+
+    FP8: the scale of a block is applied to the sum of its columns.
+    """
+    plain = plain_tile(tile, weight.layout, x_TI.device)
+    if weight.layout.kind != "fp8":
+        return gemm.product(
+            x_TI,
+            dequantised(weight),
+            tile=plain,
+            num_splits=num_splits,
+            bias_O=bias_O,
+            pdl=False,
+        )
+    planes = expected_sums(x_TI, weight, tile, num_splits)
+    if num_splits > 1:
+        return torch.stack(planes)
+    return (planes[0] + (0 if bias_O is None else bias_O.float())).to(x_TI.dtype)
+
+
+def expected_sums(
+    x_TI: torch.Tensor, weight: PackedWeight, tile: Tile, num_splits: int = 1
+) -> list[torch.Tensor]:
+    """The float32 sums [T, O] of each split of columns of a product with FP8."""
+    plain = plain_tile(tile, weight.layout, x_TI.device)
+    unscaled = replace(weight, scales=torch.ones_like(weight.scales))
+    numbers_OI, width = dequantised(unscaled), gemm.split_columns(weight.num_columns, num_splits)
+    planes = []
+    for first in range(0, num_splits * width, width):
+        total_TO = x_TI.new_zeros(len(x_TI), len(weight), dtype=torch.float32)
+        for start in range(first, min(first + width, weight.num_columns), STEP):
+            part = slice(start, min(start + STEP, weight.num_columns))
+            numbers = numbers_OI[:, part].contiguous()
+            x = x_TI[:, part].contiguous()
+            sums_TO = gemm.product(x, numbers, tile=plain, out_dtype=torch.float32, pdl=False)
+            group = start // weight.layout.columns if weight.layout.columns else 0
+            scale_O = weight.scales[:, group].repeat_interleave(weight.layout.rows)
+            total_TO = added(total_TO, sums_TO, scale_O[: len(weight)])
+        planes.append(total_TO)
+    return planes
+
+
+def expected_gated(
+    x_TI: torch.Tensor, weight: PackedWeight, tile: Tile, bias_O: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What `gemm.gated_product` is of a packed weight."""
+    if weight.layout.kind != "fp8":
+        plain = plain_tile(tile, weight.layout, x_TI.device)
+        return gemm.gated_product(x_TI, dequantised(weight), tile=plain, bias_2F=bias_O, pdl=False)
+    return gated_silu(expected_product(x_TI, weight, tile, bias_O=bias_O))
+
+
+def added(total: torch.Tensor, sums: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """total + sums x scale. A device rounds once; the interpreter twice, as numpy."""
+    if total.is_cuda:
+        return (sums.double() * scale.double() + total.double()).float()
+    return total + sums * scale

@@ -240,6 +240,7 @@ def test_they_compile_for_hopper() -> None:
         "SCALE": "",
         "SCALE_ROWS": 1,
         "SCALE_COLUMNS": 0,
+        "NUMBERS": 1,
         "scales_EOG": None,
     }
     of_gpt_oss = {"NUM_CHOSEN": 4, "EVEN_OUT": False, "EVEN_K": False, "HAS_BIAS": True}
@@ -251,6 +252,7 @@ def test_they_compile_for_hopper() -> None:
             "BLOCK_OUT": tile.block_out,
             "BLOCK_ROWS": tile.block_rows,
             "BLOCK_K": tile.block_k,
+            "NUM_STAGES": tile.num_stages,
         }
         for is_gated, is_clamped in ((True, average in (1, 100)), (False, False)):
             activation = "clamped_swiglu" if is_clamped else "silu"

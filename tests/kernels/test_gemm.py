@@ -224,6 +224,7 @@ def hopper_job(
         "BLOCK_ROWS": tile.block_rows,
         "MORE_ROWS": tile.more_rows,
         "BLOCK_K": tile.block_k,
+        "NUM_STAGES": tile.num_stages,
         "EVEN_OUT": even,
         "EVEN_K": even,
         "HAS_BIAS": False,
@@ -237,12 +238,18 @@ def hopper_job(
         "SCALE": "",
         "SCALE_ROWS": 1,
         "SCALE_COLUMNS": 0,
+        "NUMBERS": 1,
     }
     if layout is None:
         constants["scales_OG"] = None
     else:
-        is_fp8 = layout.kind == "fp8"
-        signature |= {"weight_OI": "*u8", "scales_OG": "*fp32" if is_fp8 else "*i32"}
+        numbers, word, scale = {
+            "fp8": (4, "*i32", "*fp32"),
+            "mxfp4": (8, "*i32", "*i32"),
+            "int4": (2, "*u8", "*i32"),
+        }[layout.kind]
+        signature |= {"weight_OI": word, "scales_OG": scale}
+        constants |= {"NUMBERS": numbers, "BLOCK_K": max(128, tile.block_k)}
         constants |= {"LAYOUT": layout.kind, "SCALE": layout.scale_dtype}
         constants |= {"SCALE_ROWS": layout.rows, "SCALE_COLUMNS": layout.num_splittable}
     if tile.by_copy_engine:

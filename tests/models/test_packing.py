@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eyas.kernels.packed import PackedWeight
+from eyas.kernels.packed import MOST_EXPONENT, PackedWeight
 from eyas.layers import linear
 from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder
@@ -153,6 +153,12 @@ def test_experts_of_gpt_oss_stay_packed(tmp_path: Path) -> None:
                 rows = torch.cat((rows[::2], rows[1::2]))
             weight = found[f"0.experts.{expert}.{name}.weight"]
             assert torch.equal(dequantised(weight), rows.half())
+    name = "model.layers.0.mlp.experts.down_proj"
+    stored[f"{name}_blocks"][0, 0, 0, 0] = 0x11
+    stored[f"{name}_scales"][0, 0, 0] = MOST_EXPONENT + 1
+    save_file(stored, directory / "model.safetensors")
+    with pytest.raises(ValueError, match=r"down_proj' holds scales above 2\^65"):
+        held(directory, torch.bfloat16)
 
 
 def unpacked(directory: Path) -> Mapping[str, int]:

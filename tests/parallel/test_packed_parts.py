@@ -116,8 +116,10 @@ def test_columns_that_share_a_scale_are_not_divided(tmp_path: Path) -> None:
     assert "0.down.weight" not in assert_parts(directory, plain, shard)
     files = ModelFiles.open(directory)
     storage = files._storage_of(files._held(shard))
-    assert storage.unpacked == {"ranks divide columns that share a scale": 1}
-    assert "1 are dequantised (ranks divide columns that share a scale)" in storage.description
+    assert storage.unpacked == {"ranks divide columns that are packed together": 1}
+    assert (
+        "1 are dequantised (ranks divide columns that are packed together)" in storage.description
+    )
 
 
 @pytest.mark.parametrize("by_expert", [False, True])

@@ -22,7 +22,7 @@ from eyas.kernels.gemm_packed import accumulate_packed, layout_options, step_of,
 from eyas.kernels.gemm_tile import accumulate, bias_of
 from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.packed import Weight
-from eyas.kernels.tiles import Tile
+from eyas.kernels.tiles import Tile, packed_tiles_for
 
 Tiles = tuple[torch.Tensor, torch.Tensor]
 """The expert of each tile int32 [P], and its assignments int32 [P, X] (`ops.tile_experts`)."""
@@ -105,6 +105,7 @@ def expert_product_kernel(
     BLOCK_OUT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
     EVEN_OUT: tl.constexpr,
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -114,6 +115,7 @@ def expert_product_kernel(
     SCALE: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
+    NUMBERS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program a tile of assignments and a tile of weight rows.
@@ -167,8 +169,8 @@ def expert_product_kernel(
         scale_row_O = expert * scale_rows + weight_row_O // SCALE_ROWS
         total = accumulate_packed(
             x_row_at_X, weight_at_O, scales_EOG + scale_row_O * scales_stride, is_row_1X, is_out_O1, 0,
-            num_columns, num_columns, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, EVEN_OUT, EVEN_K, LAYOUT, SCALE,
-            SCALE_COLUMNS,
+            num_columns, num_columns, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, NUM_STAGES, EVEN_OUT, EVEN_K,
+            LAYOUT, SCALE, SCALE_COLUMNS, NUMBERS,
         )  # fmt: skip
     else:
         x_IX = x_row_at_X[None, :] + inner[:, None]
@@ -196,11 +198,19 @@ def expert_product_kernel(
     tl.store(out_XO, tl.trans(total).to(out.dtype.element_ty), mask=is_inside_XO)
 
 
-def tile_for(num_rows: int, num_chosen: int, num_experts: int, dtype: torch.dtype) -> Tile:
-    """Return the tile for products of so many rows: as many assignments as an expert has on average."""
+def tile_for(
+    num_rows: int, num_chosen: int, num_experts: int, dtype: torch.dtype, *, packed: bool = False
+) -> Tile:
+    """Return the tile for products of so many rows: as many assignments as an expert has on average.
+
+    packed: of weights that are.
+    """
     average = num_rows * num_chosen / num_experts
     if dtype == torch.float32:
         return Tile(64, 16, 32, 4, 3)
+    if packed:
+        rows = 16 if average <= 8 else 32 if average <= 24 else 64 if average <= 64 else 128
+        return packed_tiles_for(rows, dtype)[0]
     if average <= 8:
         return Tile(64, 16, 128, 4, 4)
     if average <= 24:
@@ -304,7 +314,8 @@ def _launch(
         BLOCK_FEW=block_few,
         BLOCK_OUT=tile.block_out,
         BLOCK_ROWS=tile.block_rows,
-        BLOCK_K=tile.block_k,
+        BLOCK_K=step_of(weight, tile),
+        NUM_STAGES=tile.num_stages,
         EVEN_OUT=num_out % columns_of_tile == 0,
         EVEN_K=num_columns % step_of(weight, tile) == 0,
         HAS_BIAS=bias_EO is not None,

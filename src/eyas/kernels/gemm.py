@@ -48,7 +48,8 @@ COMPILER = f"triton {triton.__version__}"
 GROUP_ROW_TILES = 8
 """Row tiles that run next to each other, so that they share a tile of weights in the L2 cache."""
 PREFETCH = 512
-"""Columns of a program's weights that are prefetched before the kernel before has ended."""
+"""Columns of a program's weights that are prefetched before the kernel before has ended; of packed
+weights bytes."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "group_tiles", "num_groups"])
@@ -74,6 +75,7 @@ def product_kernel(
     BLOCK_ROWS: tl.constexpr,
     MORE_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
     EVEN_OUT: tl.constexpr,
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -85,6 +87,7 @@ def product_kernel(
     SCALE: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
+    NUMBERS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program a tile of rows, a tile of weight rows and a split. The grid is (row tiles of a
@@ -96,12 +99,12 @@ def product_kernel(
     MORE_ROWS: the tile has so many rows more, with sums of their own, since a block's height is a power
     of two; the copy engine brings them.
     x_blocks, more_blocks, weight_blocks: tensor descriptors of x and weight, None but BY_COPY_ENGINE.
-    LAYOUT: of a packed weight, whose bytes weight_OI points to, or "plain"; scales_OG, SCALE,
-    SCALE_ROWS and SCALE_COLUMNS describe its scales (`packed.Layout`). weight_stride: of its rows.
+    LAYOUT: of a packed weight, or "plain"; then weight_OI points to words or bytes of so many NUMBERS,
+    and scales_OG, SCALE, SCALE_ROWS and SCALE_COLUMNS describe the scales (`packed.Layout`).
+    weight_stride: of its rows. NUM_STAGES: of the loop over its columns.
     """
     columns_of_tile: tl.constexpr = BLOCK_OUT // 2 if GATED else BLOCK_OUT
     PAIRED: tl.constexpr = GATED and BY_COPY_ENGINE
-    FOUR_BITS: tl.constexpr = LAYOUT == "mxfp4" or LAYOUT == "int4"  # noqa: PLR1714
     group = tl.program_id(2) % num_groups
     split = tl.program_id(2) // num_groups
     first_row = (group * group_tiles + tl.program_id(0)) * (BLOCK_ROWS + MORE_ROWS)
@@ -120,8 +123,8 @@ def product_kernel(
     last = min(first + split_columns, num_columns)
     if PREFETCH:
         line: tl.constexpr = 1024 // weight_OI.dtype.element_ty.primitive_bitwidth
-        bytes_before = first // 2 if FOUR_BITS else first
-        lines = bytes_before + tl.arange(0, PREFETCH // line) * line
+        count: tl.constexpr = PREFETCH // 64 if LAYOUT == "plain" else PREFETCH // 128
+        lines = first // NUMBERS + tl.arange(0, count) * line
         last_row = num_out * 2 - 1 if GATED else num_out - 1
         rows = tl.minimum(weight_row_O, last_row)[:, None] * weight_stride
         prefetch_lines(weight_OI + rows + tl.minimum(lines, weight_stride - 1)[None, :])
@@ -159,7 +162,7 @@ def product_kernel(
             total = accumulate_packed(
                 x_row_T, weight_row_at_O, scales_OG + weight_row_O // SCALE_ROWS * scales_stride,
                 is_row_1T, is_out_O1, first, last, num_columns, BLOCK_OUT, BLOCK_ROWS, BLOCK_K,
-                EVEN_OUT, EVEN_K, LAYOUT, SCALE, SCALE_COLUMNS,
+                NUM_STAGES, EVEN_OUT, EVEN_K, LAYOUT, SCALE, SCALE_COLUMNS, NUMBERS,
             )  # fmt: skip
             more = zeros(BLOCK_OUT, 0)
         else:
@@ -347,7 +350,8 @@ def _launch(
         BLOCK_OUT=tile.block_out,
         BLOCK_ROWS=tile.block_rows,
         MORE_ROWS=more_rows,
-        BLOCK_K=tile.block_k,
+        BLOCK_K=step_of(weight, tile),
+        NUM_STAGES=tile.num_stages,
         EVEN_OUT=num_out % columns_of_tile == 0,
         EVEN_K=num_columns % step_of(weight, tile) == 0,
         HAS_BIAS=bias_O is not None,

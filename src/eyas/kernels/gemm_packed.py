@@ -1,14 +1,19 @@
 """The sum of a tile whose weights are packed: `gemm_tile.accumulate` with weights made in registers.
 
-Promises: values are those of `ops.dequantise`, and sums run over ascending columns in float32, so
-every sum has the bits of the same weights unpacked.
+Promises: the order of a sum does not depend on the tile: partial sums of STEP columns, ascending, in
+float32, each times the scale of its block and added in ascending order (FP8); or sums of the values of
+`ops.dequantise` over ascending columns (4 bits). `ops.dequantise.product` defines both.
 Does not know: which tile a program has, what is done with the sum.
 
-A tile's numbers come from memory as they are stored. They become the left operand of the matrix
-instruction where they are, in registers; only numbers and scales pass through shared memory. So that
-all loads can run ahead, none is narrower than 4 bytes: scales of 16 and 8 bits are read as words.
+A tile's numbers come from memory as they are stored, and become the left operand of the matrix
+instruction where they are, in registers; only numbers and scales pass through shared memory. Numbers of
+FP8 and FP4 are stored in such an order (`ops.dequantise.arrange`) that 16 bytes hold those that one
+thread needs, and that a word's numbers become pairs of 16 bits by shifts and masks, without moving
+between words. So that all loads can run ahead, none is narrower than 4 bytes: scales of 16 and 8 bits
+are read as words.
 
-Legend: T rows, O output features, I input features (the contraction), N bytes of numbers.
+Legend: T rows, O output features, I input features (the contraction), N words or bytes of numbers, W
+words.
 """
 
 from __future__ import annotations
@@ -22,12 +27,7 @@ import triton.language as tl
 from eyas.kernels.gemm_tile import zeros
 from eyas.kernels.packed import STEP, Weight
 from eyas.kernels.tiles import Tile
-
-FP4_UNIT = tl.constexpr(2.0**126)
-"""An FP4 number in the upper bits of a float32 is so many times too small."""
-INTEGER_BITS = tl.constexpr(0x4B000000)
-INTEGER_UNIT = tl.constexpr(8388608.0)
-"""An integer below 2^23 in the lower bits of this float32 is added to it."""
+from eyas.kernels.unpack import FP4_SHRUNK, IS_COMPILED, fp4_values, fp8_numbers, integers
 
 
 @triton.jit
@@ -52,29 +52,25 @@ def load_scales(scales_O, is_out_O1, EVEN_OUT: tl.constexpr):
 
 
 @triton.jit
-def four_bits(number, scale_O1, word_O1, LAYOUT: tl.constexpr, SCALE: tl.constexpr):
-    """The float32 values of numbers of 4 bits. scale_O1: of FP4; word_O1: of integers."""
-    if LAYOUT == "mxfp4":
-        bits = ((number & 8) << 28) | ((number & 7) << 22)
-        value = bits.to(tl.float32, bitcast=True) * FP4_UNIT * scale_O1
+def load_words(
+    words_OW,
+    is_out_O1,
+    column,
+    num_columns,
+    EVEN_OUT: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    NUMBERS: tl.constexpr,
+):
+    """Load the words of STEP columns from `column` on, each of so many numbers."""
+    if EVEN_OUT and EVEN_K:
+        words = tl.load(words_OW + column // NUMBERS)
+    elif EVEN_K:
+        words = tl.load(words_OW + column // NUMBERS, mask=is_out_O1, other=0)
     else:
-        if SCALE == "bfloat16":
-            scale_O1 = (word_O1 << 16).to(tl.float32, bitcast=True)
-        else:
-            half = (word_O1 & 0xFFFF).to(tl.int16)
-            scale_O1 = half.to(tl.float16, bitcast=True).to(tl.float32)
-        zero_O1 = INTEGER_UNIT + (word_O1 >> 16).to(tl.float32)
-        value = ((number | INTEGER_BITS).to(tl.float32, bitcast=True) - zero_O1) * scale_O1
-    return value
-
-
-@triton.jit
-def fp4_scale(word_O1, place: tl.constexpr):
-    """The power of two in a byte of a word, float32."""
-    exponent = (word_O1 >> (8 * place)) & 0xFF
-    smallest = 0x00400000  # 2^-127, whose exponent float32 has no bits for
-    bits = tl.where(exponent == 0, smallest, exponent << 23)
-    return bits.to(tl.float32, bitcast=True)
+        words = tl.load(
+            words_OW + column // NUMBERS, mask=is_out_O1 & (column < num_columns), other=0
+        )
+    return words
 
 
 @triton.jit
@@ -90,36 +86,22 @@ def accumulate_packed(
     BLOCK_OUT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
     EVEN_OUT: tl.constexpr,
     EVEN_K: tl.constexpr,
     LAYOUT: tl.constexpr,
     SCALE: tl.constexpr,
     GROUP: tl.constexpr,
+    NUMBERS: tl.constexpr,
 ):
     """The sums over columns first to last, in ascending order: float32 [BLOCK_OUT, BLOCK_ROWS].
 
     x_T, numbers_O, scales_O: where each row's numbers and scales begin. GROUP: columns that share a
-    scale or a word of scales; 0 are all. BLOCK_K: a divisor of GROUP; numbers of 4 bits have steps of
-    128 columns, whatever it is.
+    scale or a word of scales, a multiple of STEP; 0 are all. NUMBERS: of a word or byte. BLOCK_K: a
+    multiple of STEP. NUM_STAGES: steps of the loop whose loads are under way.
     """
     total = zeros(BLOCK_OUT, BLOCK_ROWS)
-    if LAYOUT == "fp8":
-        inner = tl.arange(0, BLOCK_K)
-        x_IT = x_T[None, :] + inner[:, None]
-        numbers_OI = numbers_O[:, None] + inner[None, :]
-        scale_O1 = load_scales(scales_O, is_out_O1, EVEN_OUT)
-        for start in tl.range(first, last, BLOCK_K):
-            x = load_rows(x_IT, is_row_1T, start, num_columns, EVEN_K)
-            if EVEN_K and EVEN_OUT:
-                number = tl.load(numbers_OI + start)
-            else:
-                is_column_1I = (start + inner < num_columns)[None, :]
-                number = tl.load(numbers_OI + start, mask=is_out_O1 & is_column_1I, other=0)
-            if GROUP > 0:
-                scale_O1 = load_scales(scales_O + start // GROUP, is_out_O1, EVEN_OUT)
-            value = number.to(tl.float8e4nv, bitcast=True).to(tl.float32) * scale_O1
-            total = tl.dot(value.to(x.dtype), x, total, input_precision="ieee")
-    else:
+    if LAYOUT == "int4":
         inner = tl.arange(0, 32)
         x_IT = x_T[None, :] + inner[:, None]
         numbers_ON = numbers_O[:, None] + inner[None, :]
@@ -135,38 +117,65 @@ def accumulate_packed(
                     pair = tl.load(numbers_ON + column // 2).to(tl.int32)
                 else:
                     pair = tl.load(numbers_ON + column // 2, mask=is_out_O1, other=0).to(tl.int32)
-                low_scale, high_scale = word_O1, word_O1
-                if LAYOUT == "mxfp4":
-                    low_scale = fp4_scale(word_O1, 2 * part)
-                    high_scale = fp4_scale(word_O1, 2 * part + 1)
-                low = four_bits(pair & 15, low_scale, word_O1, LAYOUT, SCALE)
-                high = four_bits(pair >> 4, high_scale, word_O1, LAYOUT, SCALE)
+                low = integers(pair & 15, word_O1, SCALE)
+                high = integers(pair >> 4, word_O1, SCALE)
                 total = tl.dot(low.to(low_x.dtype), low_x, total, input_precision="ieee")
                 total = tl.dot(high.to(high_x.dtype), high_x, total, input_precision="ieee")
+    else:
+        dtype: tl.constexpr = x_T.dtype.element_ty
+        IS_FP8: tl.constexpr = LAYOUT == "fp8"
+        x_IT = x_T[None, :] + tl.arange(0, 128)[:, None]
+        words_OW = numbers_O[:, None] + tl.arange(0, 128 // NUMBERS)[None, :]
+        scale_O1 = load_scales(scales_O, is_out_O1, EVEN_OUT)
+        for start in tl.range(first, last, BLOCK_K, num_stages=NUM_STAGES):
+            for step in tl.static_range(BLOCK_K // 128):
+                column = start + 128 * step
+                x = load_rows(x_IT, is_row_1T, column, num_columns, EVEN_K)
+                words_now_OW = load_words(
+                    words_OW, is_out_O1, column, num_columns, EVEN_OUT, EVEN_K, NUMBERS
+                )
+                if GROUP > 0:
+                    group = column // GROUP
+                    if not EVEN_K:
+                        group = tl.minimum(group, (num_columns - 1) // GROUP)
+                    scale_O1 = load_scales(scales_O + group, is_out_O1, EVEN_OUT)
+                if IS_FP8:
+                    numbers = fp8_numbers(words_now_OW, dtype)
+                    partial = tl.dot(numbers, x, input_precision="ieee")
+                    total = tl.fma(partial, tl.broadcast_to(scale_O1, partial.shape), total)
+                else:
+                    values = fp4_values(words_now_OW, scale_O1, dtype)
+                    total = tl.dot(values, x, total, input_precision="ieee")
+        if IS_COMPILED and not IS_FP8 and dtype == tl.bfloat16:
+            total *= FP4_SHRUNK
     return total
 
 
 def tensors_of(weight: Weight) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return what a kernel reads of a weight: its values, or its numbers and scales."""
+    """Return what a kernel reads of a weight: its values, or its numbers (words, and bytes of "int4")
+    and scales."""
     if isinstance(weight, torch.Tensor):
         return weight, None
-    return weight.numbers, weight.scales
+    is_in_words = weight.layout.kind != "int4"
+    return weight.numbers.view(torch.int32) if is_in_words else weight.numbers, weight.scales
 
 
 def layout_options(weight: Weight) -> dict[str, Any]:
     """Return the constants of a kernel that say how a weight is packed."""
     if isinstance(weight, torch.Tensor):
-        return {"LAYOUT": "plain", "SCALE": "", "SCALE_ROWS": 1, "SCALE_COLUMNS": 0}
+        return {"LAYOUT": "plain", "SCALE": "", "SCALE_ROWS": 1, "SCALE_COLUMNS": 0, "NUMBERS": 1}
     layout = weight.layout
     return {
         "LAYOUT": layout.kind,
         "SCALE": layout.scale_dtype,
         "SCALE_ROWS": layout.rows,
         "SCALE_COLUMNS": layout.num_splittable,
+        "NUMBERS": {"fp8": 4, "mxfp4": 8, "int4": 2}[layout.kind],
     }
 
 
 def step_of(weight: Weight, tile: Tile) -> int:
     """Return the columns of a step of the loop over a weight's columns."""
-    is_four_bits = not isinstance(weight, torch.Tensor) and weight.layout.kind != "fp8"
-    return STEP if is_four_bits else tile.block_k
+    if isinstance(weight, torch.Tensor):
+        return tile.block_k
+    return STEP if weight.layout.kind == "int4" else max(STEP, tile.block_k)

@@ -1,7 +1,8 @@
 """Weights that stay packed on a device: numbers of 8 or 4 bits, and scales.
 
 Promises: data alone. A weight is two tensors, whatever its layout, and can be divided and filled by
-rows as a plain one. `ops.dequantise` defines the values; kernels compute the same ones in registers.
+rows as a plain one. `ops.dequantise` defines the values, their places and the sums of products, which
+kernels compute in registers.
 Does not know: checkpoints, layers.
 
 Legend: O rows (output features), I columns (input features), E experts.
@@ -18,9 +19,10 @@ import torch
 Kind = Literal["fp8", "mxfp4", "int4"]
 """FP8 (e4m3); numbers of 4 bits (e2m1) with a power of two; integers of 4 bits with a zero point."""
 STEP = 128
-"""Columns of a step of the kernels for 4 bits. Rows of 4 bits are filled up to a multiple of it."""
-HALF = 32
-"""A byte holds a number, and in its upper half the one that stands so many columns behind it."""
+"""Columns of a step of the kernels: rows are filled up to a multiple of it, and numbers have other
+places within it (`ops.dequantise.arrange`)."""
+MOST_EXPONENT = 192
+"""The largest exponent of FP4's powers of two that kernels take, plus 127."""
 
 DEVIATIONS: dict[Kind, float] = {"fp8": 0.55, "mxfp4": 2.926, "int4": 4.637}
 """Standard deviations of random numbers without their scales; of "fp8", of those below 2."""
@@ -51,17 +53,13 @@ class Layout:
 
     @property
     def divisible(self) -> int:
-        """The number of columns of whose multiples a weight can be divided: no scale, word or byte is
-        then of two parts."""
-        if self.kind == "fp8":
-            return max(1, self.columns)
+        """The number of columns of whose multiples a weight can be divided: no scale and no step, in
+        which numbers have other places, is then of two parts."""
         return math.lcm(STEP, self.columns or 1)
 
     def num_bytes(self, num_columns: int) -> int:
         """Return the bytes of a row's numbers."""
-        if self.kind == "fp8":
-            return num_columns
-        return -(-num_columns // STEP) * STEP // 2
+        return -(-num_columns // STEP) * STEP // self.columns_per_byte
 
     def num_scales(self, num_columns: int) -> int:
         """Return the number of scales, or words of scales, of a row."""

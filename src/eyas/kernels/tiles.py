@@ -22,7 +22,8 @@ SPLIT_MULTIPLE = 256
 @dataclass(frozen=True, slots=True)
 class Tile:
     """block_out: weight rows of a program, 64 or more, so that tiles use the same instruction.
-    block_rows: rows of x. block_k: columns of a step of the loop, a divisor of SPLIT_MULTIPLE.
+    block_rows: rows of x. block_k: columns of a step of the loop, a divisor of SPLIT_MULTIPLE; with
+    packed weights at least 128.
     by_copy_engine: blocks of x and weight come through tensor descriptors, where x is aligned.
     more_rows: with it, rows that follow the block, whose own height is a power of two.
     by_warpgroups: each warpgroup has GROUP_ROWS of the rows (`gemm_warpgroups`)."""
@@ -111,23 +112,34 @@ PACKED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
     (
         16,
         (
-            _ROWS_16,
+            Tile(64, 16, 256, 4, 3),
+            Tile(64, 16, 256, 4, 4),
+            Tile(64, 16, 128, 4, 4),
             Tile(64, 16, 128, 4, 6),
-            Tile(64, 16, 128, 4, 3),
-            Tile(64, 16, 64, 4, 6),
-            Tile(128, 16, 128, 8, 4),
             Tile(128, 16, 128, 4, 4),
         ),
     ),
     (
         32,
-        (_ROWS_32, Tile(64, 32, 128, 4, 6), Tile(64, 32, 128, 4, 3), Tile(128, 32, 128, 8, 3)),
+        (
+            Tile(64, 32, 256, 4, 3),
+            Tile(64, 32, 128, 4, 4),
+            Tile(64, 32, 128, 4, 5),
+            Tile(128, 32, 128, 8, 4),
+        ),
     ),
-    (64, (Tile(64, 64, 128, 4, 3), _ROWS_64, _HIGH, Tile(128, 64, 128, 8, 3))),
-    (128, (_BROAD, _HIGH, _SQUARE)),
-    (MANY_ROWS, (_SQUARE, _DEEP)),
+    (
+        64,
+        (
+            Tile(64, 64, 128, 4, 4),
+            Tile(64, 64, 128, 4, 3),
+            Tile(128, 64, 128, 8, 4),
+            Tile(128, 64, 256, 8, 2),
+        ),
+    ),
+    (MANY_ROWS, (Tile(128, 128, 128, 8, 3), Tile(128, 128, 128, 8, 2))),
 )
-"""The tiles for packed weights, in the same form."""
+"""The tiles for packed weights, in the same form; block_k is a multiple of their step."""
 FLOAT32_TILES = (Tile(64, 16, 32, 4, 3), Tile(64, 64, 32, 8, 3))
 FOLDED_TILES = (_fast(_DEEP), _DEEP, _fast(_HIGH), _fast(_BROAD))
 """Tiles whose registers hold a second accumulator; the default one first."""

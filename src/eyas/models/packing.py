@@ -156,7 +156,7 @@ def _layout_of(
         if tensor.packing.is_transposed != (is_transposed and len(tensor.shape) == 3):
             return "rows are stored as columns"
     if not _keeps_blocks_of_columns(first, group, parameters):
-        return "ranks divide columns that share a scale"
+        return "ranks divide columns that are packed together"
     rows = math.gcd(*(layout.rows for layout in known))
     return _divided(spec, replace(first, rows=rows), group, parameters)
 

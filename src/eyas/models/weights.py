@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from eyas.kernels.packed import PackedWeight, Weight, bytes_of
+from eyas.kernels.packed import MOST_EXPONENT, PackedWeight, Weight, bytes_of
 from eyas.models.checkpoint import Checkpoint, Kept, Region
 from eyas.models.formats import StoredTensor
 from eyas.models.spec import ModelSpec
@@ -429,6 +429,12 @@ def _check_finite(stored: StoredTensor, target: Weight, values: Weight) -> None:
             f"{stored.file}: tensor {stored.name!r} holds numbers that are not "
             f"finite{_as_type(target, values)}; download the checkpoint again or choose another dtype"
         )
+    if isinstance(target, PackedWeight) and target.layout.kind == "mxfp4":
+        if int(target.scales.contiguous().view(torch.uint8).max()) > MOST_EXPONENT:
+            raise ValueError(
+                f"{stored.file}: tensor {stored.name!r} holds scales above 2^{MOST_EXPONENT - 127}, "
+                "which no model needs; the checkpoint is damaged: download it again"
+            )
 
 
 def _overlaps(

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 
-from eyas.kernels.packed import Weight
-from eyas.ops.dequantise import dequantised
+from eyas.kernels.packed import PackedWeight, Weight
+from eyas.ops.dequantise import product
 from eyas.ops.dispatch import Operation
 from eyas.ops.gate import Activation, gate
 from eyas.ops.tile_experts import tile_experts
@@ -41,8 +40,8 @@ def apply_experts(
     def run(expert: int, x_nD: torch.Tensor) -> torch.Tensor:
         gate_up_bias = None if gate_up_bias_E2F is None else gate_up_bias_E2F[expert]
         down_bias = None if down_bias_ED is None else down_bias_ED[expert]
-        both_n2F = F.linear(x_nD, dequantised(gate_up_E2FD[expert]), gate_up_bias)
-        return F.linear(gate(both_n2F, activation), dequantised(down_EDF[expert]), down_bias)
+        both_n2F = product(x_nD, gate_up_E2FD[expert], gate_up_bias)
+        return product(gate(both_n2F, activation), down_EDF[expert], down_bias)
 
     return by_expert(x_TD, experts_TK, weights_TK, run)
 
@@ -61,7 +60,8 @@ def _by_kernel(
     from eyas.kernels import experts
 
     num_rows, num_chosen = experts_TK.shape
-    tile = experts.tile_for(num_rows, num_chosen, len(down_EDF), x_TD.dtype)
+    packed = isinstance(down_EDF, PackedWeight)
+    tile = experts.tile_for(num_rows, num_chosen, len(down_EDF), x_TD.dtype, packed=packed)
     tiles = experts_TK
     if experts_TK.numel() > experts.FEW:
         tiles = tile_experts(experts_TK, len(down_EDF), tile.block_rows)

@@ -1,20 +1,35 @@
 """The values of packed weights: the definition that kernels follow in registers.
 
-Promises: a value is the one that decoding the checkpoint at load gives: number x scale, or (number -
-zero point) x scale, in float32, rounded once to the type of the weight.
-Does not know: checkpoints, products.
+Promises: a value is number x scale, or (number - zero point) x scale, in float32, rounded once to the
+type of the weight: what decoding the checkpoint at load gives. A product with FP8 rounds no value: it
+adds up numbers x rows of x in blocks of STEP columns, and each block's sum times its scale (`product`).
+Does not know: checkpoints, tiles.
 
-Legend: O rows (output features), I columns (input features), E experts.
+Legend: O rows (output features), I columns (input features), E experts, T rows of x.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-from eyas.kernels.packed import HALF, STEP, PackedWeight, Weight
+import torch
+import torch.nn.functional as F
+
+from eyas.kernels.packed import STEP, Kind, PackedWeight, Weight
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Values of the lower three bits of an FP4 number; the fourth is the sign."""
+
+PLACES: dict[Kind, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "fp8": ((2, 4, 2, 4, 2), (0, 3, 1, 4, 2)),
+    "mxfp4": ((2, 2, 4, 4, 2), (3, 2, 4, 0, 1)),
+    "int4": ((2, 2, 32), (0, 2, 1)),
+}
+"""How the columns of a step are divided, and in which order the parts are stored. In "int4" a byte
+holds a number, and in its upper half the one that stands 32 columns behind it. In the others a thread
+finds its part of the left operand of several matrix instructions in 16 bytes: of 16 columns it needs
+2 t and 2 t + 1 and those 8 behind them (t is 0 to 3). Pairs are in the halves of a word: "fp8" has two
+of them, 8 columns apart, "mxfp4" four, 32 columns apart, one of each block."""
 
 
 def dequantised(weight: Weight) -> torch.Tensor:
@@ -22,10 +37,10 @@ def dequantised(weight: Weight) -> torch.Tensor:
     if isinstance(weight, torch.Tensor):
         return weight
     layout = weight.layout
+    numbers = _in_order(weight)
     if layout.kind == "fp8":
-        numbers = weight.numbers.view(torch.float8_e4m3fn).float()
-        return (numbers * _of_rows(weight, weight.scales, layout.columns)).to(weight.dtype)
-    numbers = _four_bits(weight.numbers)[..., : weight.num_columns]
+        values = numbers.view(torch.float8_e4m3fn).float()
+        return (values * _of_rows(weight, weight.scales, layout.columns)).to(weight.dtype)
     if layout.kind == "mxfp4":
         table = torch.tensor((*E2M1, *(-value for value in E2M1)), device=weight.device)
         exponents = weight.scales.contiguous().view(torch.uint8)
@@ -38,22 +53,50 @@ def dequantised(weight: Weight) -> torch.Tensor:
     return (values * _of_rows(weight, halves, layout.columns)).to(weight.dtype)
 
 
-def pair_up(numbers: torch.Tensor) -> torch.Tensor:
-    """Return numbers of 4 bits [..., I] as the bytes that hold two of them, filled up with zeros.
+def product(x_TI: torch.Tensor, weight: Weight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+    """Return `F.linear(x_TI, weight, bias_O)`, [T, O] in x's type, in the order of the kernels.
 
-    The reverse is what `dequantised` does first.
+    FP8: sums of STEP columns of numbers x rows of x, each times the scale of its block and added to
+    those before it, in float32. Else one sum of the values. How the columns of a sum are added is left
+    to torch.
     """
-    num_columns = numbers.shape[-1]
-    missing = -num_columns % STEP
-    wide = torch.nn.functional.pad(numbers.to(torch.uint8), (0, missing))
-    pairs = wide.unflatten(-1, (-1, 2, HALF))
-    return (pairs[..., 0, :] | (pairs[..., 1, :] << 4)).flatten(-2)
+    if isinstance(weight, torch.Tensor) or weight.layout.kind != "fp8":
+        return F.linear(x_TI, dequantised(weight), bias_O)
+    numbers_OI = _in_order(weight).view(torch.float8_e4m3fn).float()
+    scales_OI = _of_rows(weight, weight.scales, weight.layout.columns)
+    total_TO = x_TI.new_zeros((len(x_TI), len(weight)), dtype=torch.float32)
+    for start in range(0, weight.num_columns, STEP):
+        part = slice(start, start + STEP)
+        sums_TO = F.linear(x_TI[:, part].float(), numbers_OI[:, part])
+        total_TO = total_TO + sums_TO * scales_OI[:, min(start, scales_OI.shape[1] - 1)]
+    return (total_TO if bias_O is None else total_TO + bias_O.float()).to(x_TI.dtype)
 
 
-def _four_bits(pairs: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of bytes from `pair_up`, uint8."""
-    halves = pairs.unflatten(-1, (-1, HALF))
-    return torch.stack((halves & 15, halves >> 4), -2).flatten(-3)
+def arrange(numbers: torch.Tensor, kind: Kind) -> torch.Tensor:
+    """Return numbers [..., I], uint8, as the bytes that a packed weight holds, filled up with zeros."""
+    shape, order = PLACES[kind]
+    wide = F.pad(numbers.to(torch.uint8), (0, -numbers.shape[-1] % STEP))
+    places = _permuted(wide.unflatten(-1, (-1, *shape)), order)
+    bytes_ = places.flatten(-len(shape) - 1)
+    return bytes_ if kind == "fp8" else bytes_[..., ::2] | (bytes_[..., 1::2] << 4)
+
+
+def _in_order(weight: PackedWeight) -> torch.Tensor:
+    """Return the numbers of a weight [..., O, I], uint8."""
+    kind, numbers = weight.layout.kind, weight.numbers
+    if kind != "fp8":
+        numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
+    shape, order = PLACES[kind]
+    stored = [shape[place] for place in order]
+    back = [order.index(place) for place in range(len(order))]
+    places = _permuted(numbers.unflatten(-1, (-1, *stored)), back)
+    return places.flatten(-len(shape) - 1)[..., : weight.num_columns]
+
+
+def _permuted(places: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Return a tensor whose last dimensions are in another order."""
+    first = places.dim() - len(order)
+    return places.permute(*range(first), *(first + place for place in order))
 
 
 def _of_rows(weight: PackedWeight, blocks: torch.Tensor, columns: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from eyas.kernels.packed import STEP, Layout, PackedWeight
 from eyas.models.formats.base import StoredTensor
-from eyas.ops.dequantise import pair_up
+from eyas.ops.dequantise import arrange
 
 WORD_BITS = 32
 
@@ -75,7 +75,7 @@ def packed(
     """Return the weight whose values `values` gives, as kernels take it."""
     words_OG = scales_OG.contiguous().view(torch.int16).int() & 0xFFFF
     words_OG |= (torch.zeros_like(words_OG) + zeros_OG) << 16
-    return PackedWeight(layout, pair_up(numbers_OI), words_OG, numbers_OI.shape[1], dtype)
+    return PackedWeight(layout, arrange(numbers_OI, "int4"), words_OG, numbers_OI.shape[1], dtype)
 
 
 def stored_groups(group_of_I: torch.Tensor, entry: StoredTensor, count: int) -> torch.Tensor:

@@ -28,7 +28,7 @@ from eyas.models.formats.base import (
     visible,
     wrong_shape,
 )
-from eyas.ops.dequantise import pair_up
+from eyas.ops.dequantise import arrange
 
 GROUP_BYTES = 16
 """Bytes of the 32 numbers that share a scale."""
@@ -136,7 +136,7 @@ def kept(pairs: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype) -> Pa
     """Return a weight whose bytes hold neighbours [..., O, I / 2], and exponents [..., O, I / 32]."""
     numbers = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2)
     words = F.pad(exponents, (0, -exponents.shape[-1] % 4)).contiguous().view(torch.int32)
-    return PackedWeight(LAYOUT, pair_up(numbers), words, numbers.shape[-1], dtype)
+    return PackedWeight(LAYOUT, arrange(numbers, "mxfp4"), words, numbers.shape[-1], dtype)
 
 
 def number_pairs(packed: torch.Tensor) -> torch.Tensor:

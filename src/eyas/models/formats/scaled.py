@@ -15,6 +15,7 @@ import torch
 
 from eyas.kernels.packed import STEP, Layout, PackedWeight
 from eyas.models.formats.base import SCALE_TYPES, StoredTensor, check_type, wrong_shape
+from eyas.ops.dequantise import arrange
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Scaled:
             blocks, start, stop = blocks[start:stop], 0, shape[-2]
         rows = torch.arange(start, stop, layout.rows) // self.block[0]
         scales = blocks.index_select(-2, rows).to(device)
-        return PackedWeight(layout, numbers, scales, shape[-1], dtype)
+        return PackedWeight(layout, arrange(numbers, "fp8"), scales, shape[-1], dtype)
 
     def _of_rows(
         self, blocks: torch.Tensor, shape: tuple[int, ...], start: int, stop: int

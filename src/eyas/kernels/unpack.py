@@ -1,0 +1,169 @@
+"""The numbers of packed weights, from words to values in the registers that hold them.
+
+Promises: values are exact. Their order within STEP columns is that of `ops.dequantise.arrange`, so that
+nothing moves between threads: the 16 bytes that a thread reads are its part of the left operand of
+matrix instructions, and the numbers of a word become pairs of 16 bits by shifts and masks.
+Does not know: scales of FP8 and of integers, which the sums are multiplied by.
+
+How: the bits of an FP8 or FP4 number, placed where a number of 16 bits has its sign and the end of its
+exponent, are that number times a power of two, subnormal ones too. One multiplication of a pair undoes
+it.
+
+Legend: O rows of a weight, W words, I columns.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+IS_COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
+"""Whether kernels are compiled; the interpreter has no instructions of a device."""
+FP4_UNIT = tl.constexpr(2.0**126)
+"""An FP4 number in the upper bits of a float32 is so many times too small."""
+FP4_SHRUNK = tl.constexpr(2.0**64)
+"""Values of FP4 in bfloat16 are so many times too small, for scales up to 2^65 to have a place."""
+INTEGER_BITS = tl.constexpr(0x4B000000)
+INTEGER_UNIT = tl.constexpr(8388608.0)
+"""An integer below 2^23 in the lower bits of this float32 is added to it."""
+
+
+def _fp8_pairs(shift: str, bits: str, unit: str, kind: str) -> str:
+    """The instructions that make the pairs of bytes (0, 2) and (1, 3) of a word.
+
+    shift: left and right, of bytes 0 and 2 and of 1 and 3. bits: without the sign, of both halves.
+    unit: what the pair is multiplied by. kind: of the pair.
+    """
+    left, right = shift.split()
+    return f"""
+        {{
+        .reg .b32 low, high, part;
+        shl.b32 part, $4, {left};
+        and.b32 part, part, {bits};
+        shl.b32 low, $4, 8;
+        lop3.b32 low, low, 0x80008000, part, 0xEA;
+        shr.u32 part, $4, {right};
+        and.b32 part, part, {bits};
+        lop3.b32 high, $4, 0x80008000, part, 0xEA;
+        mov.b32 part, {unit};
+        mul.rn.{kind} low, low, part;
+        mul.rn.{kind} high, high, part;
+        mov.b32 {{$0, $1}}, low;
+        mov.b32 {{$2, $3}}, high;
+        }}
+    """
+
+
+FP8_TO_BFLOAT16 = tl.constexpr(_fp8_pairs("4 4", "0x07F007F0", "0x7B807B80", "bf16x2"))
+FP8_TO_FLOAT16 = tl.constexpr(_fp8_pairs("7 1", "0x3F803F80", "0x5C005C00", "f16x2"))
+
+
+def _fp4_pairs() -> str:
+    """The instructions that make the four pairs of a word, each times the power of two of its block,
+    whose exponents are the bytes of a second word."""
+    lines = [".reg .b32 exponent, unit, sign, bits, pair;"]
+    for slot, shift in enumerate(("shl.b32 bits, $8, 6", "shl.b32 bits, $8, 2",
+                                  "shr.u32 bits, $8, 2", "shr.u32 bits, $8, 6")):  # fmt: skip
+        lines += [
+            f"bfe.u32 exponent, $9, {8 * slot}, 8;",
+            "mad.lo.u32 unit, exponent, 0x00800080, 0x1F001F00;",
+            f"{shift};",
+            "and.b32 bits, bits, 0x01C001C0;",
+            f"shl.b32 sign, $8, {12 - 4 * slot};",
+            "lop3.b32 pair, sign, 0x80008000, bits, 0xEA;",
+            "mul.rn.bf16x2 pair, pair, unit;",
+            f"mov.b32 {{${2 * slot}, ${2 * slot + 1}}}, pair;",
+        ]
+    return "\n".join(("{", *lines, "}"))
+
+
+FP4_TO_BFLOAT16 = tl.constexpr(_fp4_pairs())
+TWO_PAIRS = tl.constexpr("=h,=h,=h,=h,r")
+FOUR_PAIRS = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r")
+
+
+@triton.jit
+def fp8_number(word, place: tl.constexpr, dtype: tl.constexpr):
+    """The number in a byte of a word."""
+    byte = ((word >> (8 * place)) & 0xFF).to(tl.uint8)
+    return byte.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(dtype)
+
+
+@triton.jit
+def fp8_numbers(word_OW, dtype: tl.constexpr):
+    """The numbers of words, [O, 4 W] in the order of the columns. W: a multiple of 16."""
+    if IS_COMPILED and dtype == tl.bfloat16:
+        a, b, c, d = tl.inline_asm_elementwise(
+            FP8_TO_BFLOAT16, TWO_PAIRS, [word_OW], dtype=(tl.bfloat16,) * 4, is_pure=True, pack=1
+        )
+    elif IS_COMPILED and dtype == tl.float16:
+        a, b, c, d = tl.inline_asm_elementwise(
+            FP8_TO_FLOAT16, TWO_PAIRS, [word_OW], dtype=(tl.float16,) * 4, is_pure=True, pack=1
+        )
+    else:
+        a, b = fp8_number(word_OW, 0, dtype), fp8_number(word_OW, 2, dtype)
+        c, d = fp8_number(word_OW, 1, dtype), fp8_number(word_OW, 3, dtype)
+    rows: tl.constexpr = word_OW.shape[0]
+    words: tl.constexpr = word_OW.shape[1]
+    pairs = tl.join(tl.join(a, c), tl.join(b, d))
+    places = tl.reshape(pairs, (rows, words // 16, 4, 4, 2, 2))
+    return tl.reshape(tl.permute(places, (0, 1, 3, 4, 2, 5)), (rows, 4 * words))
+
+
+@triton.jit
+def fp4_scale(word, place: tl.constexpr):
+    """The power of two in a byte of a word, float32."""
+    exponent = (word >> (8 * place)) & 0xFF
+    smallest = 0x00400000  # 2^-127, whose exponent float32 has no bits for
+    bits = tl.where(exponent == 0, smallest, exponent << 23)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def fp4_value(word_OW, exponents_O1, slot: tl.constexpr, half: tl.constexpr, dtype: tl.constexpr):
+    """The values of the numbers in one place of words."""
+    number = word_OW >> (4 * slot + 16 * half)
+    bits = ((number & 8) << 28) | ((number & 7) << 22)
+    value = bits.to(tl.float32, bitcast=True) * FP4_UNIT * fp4_scale(exponents_O1, slot)
+    return value.to(dtype)
+
+
+@triton.jit
+def fp4_values(word_OW, exponents_O1, dtype: tl.constexpr):
+    """The values of words, [O, 8 W] in the order of the columns, in bfloat16 divided by FP4_SHRUNK.
+    exponents_O1: of the blocks of 32 columns. W: 16."""
+    if IS_COMPILED and dtype == tl.bfloat16:
+        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
+            FP4_TO_BFLOAT16,
+            FOUR_PAIRS,
+            [word_OW, exponents_O1],
+            dtype=(tl.bfloat16,) * 8,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        a = fp4_value(word_OW, exponents_O1, 0, 0, dtype)
+        b = fp4_value(word_OW, exponents_O1, 0, 1, dtype)
+        c = fp4_value(word_OW, exponents_O1, 1, 0, dtype)
+        d = fp4_value(word_OW, exponents_O1, 1, 1, dtype)
+        e = fp4_value(word_OW, exponents_O1, 2, 0, dtype)
+        f = fp4_value(word_OW, exponents_O1, 2, 1, dtype)
+        g = fp4_value(word_OW, exponents_O1, 3, 0, dtype)
+        h = fp4_value(word_OW, exponents_O1, 3, 1, dtype)
+    rows: tl.constexpr = word_OW.shape[0]
+    first = tl.join(tl.join(a, e), tl.join(c, g))
+    second = tl.join(tl.join(b, f), tl.join(d, h))
+    places = tl.reshape(tl.join(first, second), (rows, 4, 4, 2, 2, 2))
+    return tl.reshape(tl.permute(places, (0, 3, 4, 2, 1, 5)), (rows, 128))
+
+
+@triton.jit
+def integers(number, word_O1, SCALE: tl.constexpr):
+    """The float32 values of integers of 4 bits. word_O1: scale and zero point."""
+    if SCALE == "bfloat16":
+        scale_O1 = (word_O1 << 16).to(tl.float32, bitcast=True)
+    else:
+        half = (word_O1 & 0xFFFF).to(tl.int16)
+        scale_O1 = half.to(tl.float16, bitcast=True).to(tl.float32)
+    zero_O1 = INTEGER_UNIT + (word_O1 >> 16).to(tl.float32)
+    return ((number | INTEGER_BITS).to(tl.float32, bitcast=True) - zero_O1) * scale_O1
