@@ -81,7 +81,7 @@ def test_positions_that_are_read_have_window_slots_where_the_next_query_sees_the
     cache.release(begun, text[:5])
     for is_read in (False, True):
         lease = cache.admit(text, 50)
-        assert lease.num_stored == 5 and cache.has_room(24, 0)
+        assert lease.num_stored == 5 and cache.has_room(lease, 24, 0)
         parts = cache.reserve_read(lease, 24)
         cache.check()
         assert [len(part) for part in parts] == [21, 3]
