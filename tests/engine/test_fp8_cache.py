@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from eyas import builtin
 from eyas.cache.store import KVScales
 from eyas.core import SamplingParams
-from eyas.engine import build
+from eyas.engine import memory
 from eyas.llm import LLM
 from eyas.models import ModelFiles
 from tests.models.tiny import make_model, save_model
@@ -76,7 +76,7 @@ def test_scales_of_the_checkpoint_are_used_and_drafts_change_no_token(model: Pat
 def test_a_byte_holds_more_tokens_in_the_same_memory(
     monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:
-    monkeypatch.setattr(build, "cache_budget", lambda *args: 5 << 20)
+    monkeypatch.setattr(memory, "cache_budget", lambda *args: 5 << 20)
     found = {}
     for name in ("auto", "float32", "fp8_e4m3"):
         with LLM(str(model), kv_cache_dtype=name, drafter="root", **QUICK) as llm:

@@ -12,7 +12,7 @@ import torch
 from eyas.attention.state_plan import StatePlan
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.core import Request, SamplingParams
-from eyas.engine import build
+from eyas.engine import memory
 from eyas.engine.exactness import check_exactness
 from eyas.llm import LLM
 from eyas.models import read_spec
@@ -176,14 +176,14 @@ def test_states_come_out_of_the_memory_and_are_bounded(
     directory = save_model(make_model("qwen3 next"), tmp_path)
     size = sum(store.num_bytes(0, 4) for store in read_spec(directory).state_stores)
     seen: list[int] = []
-    budget = build.cache_budget
+    budget = memory.cache_budget
 
     def noted(device: torch.device, fraction: float, state_bytes: int) -> int:
         seen.append(state_bytes)
         return budget(device, fraction, state_bytes)
 
-    monkeypatch.setattr(build, "cache_budget", noted)
-    monkeypatch.setattr(build, "SNAPSHOT_BYTES", 3 * size + 1)
+    monkeypatch.setattr(memory, "cache_budget", noted)
+    monkeypatch.setattr(memory, "SNAPSHOT_BYTES", 3 * size + 1)
     options = msgspec.structs.replace(
         config(directory, DraftConfig(drafter="root")), cache=CacheConfig()
     )

@@ -13,51 +13,44 @@ import msgspec
 import psutil
 import torch
 
-from eyas.attention import attention_units, open_attention, score_bytes
+from eyas.attention import open_attention
 from eyas.cache import BlockLog, CacheManager, KVStore
 from eyas.config import EngineConfig, EngineInfo, StartChoice
 from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
 from eyas.draft import Drafter
-from eyas.engine.cache_size import (
-    Demand,
-    SlotBytes,
-    cache_bytes,
-    choose_num_seats,
-    most_slots,
-    num_window_slots,
-)
-from eyas.engine.drafting import (
-    build_drafter,
-)
+from eyas.engine.cache_size import SlotBytes
+from eyas.engine.drafting import build_drafter
 from eyas.engine.engine import Engine
 from eyas.engine.exactness import check_exactness
 from eyas.engine.kv_events import EventPublisher, check_endpoints
 from eyas.engine.kv_format import kv_dtype_name, resolve_kv_dtype
 from eyas.engine.load import Parts, load, open_hardware
+from eyas.engine.memory import (
+    num_snapshots,
+    size_cache,
+    state_bytes,
+    states_choices,
+    step_bytes,
+    table_bytes,
+    with_seats,
+)
 from eyas.engine.ranks import Ranks, exchanged_bytes
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.start_choices import (
     Stopwatch,
-    cache_choice,
-    context_choice,
     grammar_choice,
     graphs_choice,
     kv_choice,
     limit_choices,
-    memory_reason,
     search_choice,
     tree_choice,
 )
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
-from eyas.layers.gemm_variants import PARTS_SPLITS
 from eyas.layers.search import search_on
-from eyas.models import (
-    ModelSpec,
-    Progress,
-)
+from eyas.models import Progress
 from eyas.models.sharding import of_rank
-from eyas.runner.device import Device, cache_budget
+from eyas.runner.device import Device
 from eyas.runner.graphs import bucket_of, length_of
 from eyas.runner.runner import ModelRunner
 from eyas.runner.sequence_share import SequenceRanks
@@ -71,9 +64,6 @@ CAPTURED_LENGTHS = (512, 1024, 2048)
 
 MOST_CAPTURED = 64
 """Sequences of the largest step that is captured at start-up."""
-
-SNAPSHOT_BYTES = 2 << 30
-"""Most memory for snapshots of states."""
 
 
 def build_engine(
@@ -136,16 +126,16 @@ def assemble(
     size = SlotBytes(
         per_slot, per_window_slot, max((store.window or 0 for store in windowed), default=0)
     )
-    per_seat += _table_bytes(1, max_length, width) + size.window * size.windowed
+    per_seat += table_bytes(1, max_length, width) + size.window * size.windowed
     per_seat += sum(store.num_bytes(width, dtype.itemsize) for store in spec.state_stores)
-    config = _with_seats(config, hardware.device, per_seat)
+    config = with_seats(config, hardware.device, per_seat)
     if drafting is not None:
         scratch = drafting.scratch_bytes(config.scheduler.num_seats, kv_dtype)
-    states = _state_bytes(config, spec, width, dtype)
+    states = state_bytes(config, spec, width, dtype)
     if usable(hardware.device):
         scratch += step_bytes(spec, config, width, max_length, dtype)
         scratch += exchanged_bytes(config, spec)
-    num_slots, in_windows, max_length, cache_choices = _size_cache(
+    num_slots, in_windows, max_length, cache_choices = size_cache(
         config, size, scratch, states, hardware.device, max_length, width
     )
     if ranks is not None:
@@ -237,7 +227,7 @@ def assemble(
             *(() if drafting is None else (tree_choice(drafting, tree_seconds),)),
             *cache_choices,
             kv_choice(config, info),
-            *_states_choices(config, spec, dtype),
+            *states_choices(config, spec, dtype),
             *limit_choices(given, hardware, info),
             *on_device,
             exact_choice,
@@ -324,17 +314,17 @@ def connect(
     device = runner.model.device
     scheduling, states = config.scheduler, runner.backend.states
     windows = runner.backend.windows
-    num_snapshots = None
+    most_snapshots = None
     if states is not None:
         spec, dtype = of_rank(runner.model.spec, runner.model.shard), runner.model.dtype
-        num_snapshots = _num_snapshots(config, spec, dtype)
-        states.reserve_snapshots(num_snapshots)
+        most_snapshots = num_snapshots(config, spec, dtype)
+        states.reserve_snapshots(most_snapshots)
     events = config.cache.kv_events
     cache = CacheManager(
         info.num_slots,
         num_ranks=config.parallel.dp,
         shares_prefixes=config.cache.prefix_cache,
-        num_snapshots=num_snapshots,
+        num_snapshots=most_snapshots,
         windows=None if windows is None else (windows.num_window_slots, windows.window),
         blocks=BlockLog(events.block_size) if events.is_on else None,
     )
@@ -368,145 +358,3 @@ def connect(
         publisher=EventPublisher(events, cache) if events.is_on else None,
         ranks=ranks,
     )
-
-
-def step_bytes(
-    spec: ModelSpec, config: EngineConfig, width: int, max_length: int, dtype: torch.dtype
-) -> int:
-    """Return an upper bound of the bytes that a step on a device needs in addition to weights and
-    cache: activations of a full step, logits, and partial results of attention over sequences of full
-    length."""
-    rows = config.scheduler.rows(on_gpu=True)
-    nodes = min(config.scheduler.num_seats * width, rows)
-    activations = 4 * rows * 2 * spec.intermediate_size * dtype.itemsize
-    if (experts := spec.experts) is not None:
-        # The float32 contributions exist twice: as computed, and joined with the shared expert's.
-        contributions = 2 * (experts.routing.num_chosen + PARTS_SPLITS) * spec.hidden_size * 4
-        inner = experts.routing.num_chosen * experts.intermediate_size * dtype.itemsize
-        activations += rows * (inner + contributions)
-    if (latent := spec.latent) is not None:
-        # Queries before and after they are taken into the latent space, and outputs likewise.
-        of_head = latent.query_dim + latent.row_dim + latent.rank + latent.value_dim
-        activations += rows * spec.num_query_heads * of_head * dtype.itemsize
-    if (state := spec.state) is not None:
-        # Projections, and in float32 convolved inputs and outputs, of rows and of accepted nodes.
-        lines = rows + (config.scheduler.num_seats + rows) * width
-        activations += 4 * lines * (state.convolved + state.output_width)
-        activations += 2 * rows * (state.convolved + state.output_width) * dtype.itemsize
-    stores = spec.attention_stores
-    if spec.compressed and spec.hyper is not None:
-        # Projections; queries and outputs before and after they are turned; residual streams.
-        widest = max(
-            sum(each.entry_parts.values()) + 4 * sum(each.query_parts.values())
-            for each in spec.compressed
-        )
-        streams = 3 * spec.hyper.num_streams * spec.hidden_size
-        activations += rows * (widest + streams) * dtype.itemsize + score_bytes(stores)
-    logits = 2 * nodes * spec.vocab_size * 4
-    heads = spec.num_query_heads * (max(store.output_dim for store in stores) + 2) * 4
-    return activations + logits + nodes * attention_units(stores, max_length, width) * heads
-
-
-def _with_seats(config: EngineConfig, device: torch.device, per_seat: int) -> EngineConfig:
-    """Return the settings with a number of sequences that run at once.
-
-    per_seat: bytes that each takes however many tokens it has. Several ranks have the least number.
-    """
-    num_seats = config.scheduler.num_seats
-    if (
-        config.scheduler.max_num_seqs == "auto"
-        and device.type == "cuda"
-        and config.parallel.num_ranks == 1
-    ):
-        num_seats = choose_num_seats(cache_budget(device, config.cache.memory_fraction), per_seat)
-    scheduler = msgspec.structs.replace(config.scheduler, max_num_seqs=num_seats)
-    return msgspec.structs.replace(config, scheduler=scheduler)
-
-
-def _table_bytes(num_seats: int, max_length: int, width: int) -> int:
-    """Return the bytes of the sequence table."""
-    return 16 * num_seats * (max_length + 3 * width)
-
-
-def _num_snapshots(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Return the number of snapshots of states: two a seat, if so many take no more than
-    `SNAPSHOT_BYTES`; 0 without states or a prefix cache."""
-    size = _snapshot_bytes(spec, dtype)
-    if not size or not config.cache.prefix_cache:
-        return 0
-    return min(2 * config.scheduler.num_seats, max(1, SNAPSHOT_BYTES // size))
-
-
-def _states_choices(
-    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype
-) -> tuple[StartChoice, ...]:
-    """What is kept of the states of sequences; nothing if there are none."""
-    size = _snapshot_bytes(spec, dtype)
-    if not size:
-        return ()
-    value = f"{size / 2**20:.1f} MiB a sequence, {_num_snapshots(config, spec, dtype)} snapshots"
-    return (StartChoice("states", value, "prefixes are shared at snapshots"),)
-
-
-def _snapshot_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    return sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
-
-
-def _state_bytes(config: EngineConfig, spec: ModelSpec, width: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the states of all seats, and of the snapshots of states."""
-    seat = sum(store.num_bytes(width, dtype.itemsize) for store in spec.state_stores)
-    snapshots = _num_snapshots(config, spec, dtype) * _snapshot_bytes(spec, dtype)
-    return (config.scheduler.num_seats + 2) * seat + snapshots
-
-
-def _size_cache(
-    config: EngineConfig,
-    size: SlotBytes,
-    scratch: int,
-    states: int,
-    device: torch.device,
-    max_length: int,
-    width: int,
-) -> tuple[int, int, int, tuple[StartChoice, ...]]:
-    """Return the number of slots, that of layers with a window, the longest sequence, and what was
-    chosen. One sequence of that length always fits.
-
-    scratch: bytes that steps and drafting need in addition. states: bytes of
-    the states of sequences. width: most nodes of a tree. Raises ValueError if no useful sequence fits.
-    """
-    num_slots, scheduling = config.cache.num_slots, config.scheduler
-    demand = Demand(
-        most_useful=scheduling.num_seats * (max_length + 2 * width),
-        num_sequences=scheduling.num_seats,
-        rows=scheduling.rows(on_gpu=device.type == "cuda"),
-        shares_prefixes=config.cache.prefix_cache,
-    )
-    reason = "--num-slots"
-    if num_slots is None:
-        table_bytes = _table_bytes(scheduling.num_seats, max_length, width)
-        budget = cache_budget(device, config.cache.memory_fraction, states)
-        if device.type == "cpu":
-            budget //= config.parallel.ranks_of_node
-        budget -= table_bytes + scratch
-        num_slots = most_slots(budget, size, demand)
-        reason = memory_reason(device, config.cache.memory_fraction, scratch)
-        if num_slots == demand.most_useful:
-            reason = "all that the sequences of a step can use"
-    if config.parallel.divides_sequences:
-        reason += f"; on each of {config.parallel.num_ranks} ranks"
-    longest = min(max_length, num_slots - 2 * width)
-    if longest < 2:
-        raise ValueError(
-            f"cache.num_slots: {max(0, num_slots)} slots hold no useful sequence; give more memory "
-            "(--memory-fraction), a smaller --max-num-seqs, or smaller drafts (--draft-nodes, "
-            "--draft-steps, --draft-topk)"
-        )
-    if longest < max_length:
-        log.warning("the cache has %d slots: the context is limited to %d", num_slots, longest)
-    in_windows = num_window_slots(num_slots, size, demand)
-    num_bytes = cache_bytes(num_slots, size, demand)
-    choices = (
-        cache_choice(num_slots, in_windows, num_bytes, reason),
-        context_choice(config, max_length, longest),
-    )
-    return num_slots, in_windows, longest, choices
