@@ -98,8 +98,9 @@ ON_GPU |= {
         *("--synthetic-acceptance", "2.5"),
     ],
     "h200_v2_lite": [
-        *("bench", "decode", "--shape", "deepseek-v2-lite", "--dummy-weights", *SIZES, *SHORT),
-        *("--drafter", "root", "--profile"),
+        *("bench", "decode", "--shape", "deepseek-v2-lite", "--dummy-weights", "--drafter", "root"),
+        *("--batch", "1,8,32,64", "--prompt-tokens", "128", "--max-tokens", "64"),
+        *("--repeats", "2"),
     ],
     "h200_qwen3_next_cut": [
         *("bench", "decode", "--shape", "qwen3-next-24-layers", "--dummy-weights"),
@@ -129,6 +130,11 @@ ON_GPU |= {
     ],
     "h200_serve": [
         *("bench", "serve", "--shape", "llama-3.1-8b", "--dummy-weights", *LOAD, "--rate", "24"),
+        *("--drafter", "eagle3", *CHAIN_OF_5, "--synthetic-acceptance", "3.52"),
+    ],
+    "h200_serve_loaded": [
+        *("bench", "serve", "--shape", "llama-3.1-8b", "--dummy-weights", "--num-requests", "500"),
+        *("--prompt-tokens", "512", "--max-tokens", "256", "--rate", "48"),
         *("--drafter", "eagle3", *CHAIN_OF_5, "--synthetic-acceptance", "3.52"),
     ],
     "h200_serve_schemas": [

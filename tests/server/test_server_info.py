@@ -36,6 +36,11 @@ def test_routers_find_what_they_read(http: httpx.Client, fake: FakeClient):
         assert info["served_model_name"] == "tiny"
 
 
+def test_probes_and_versions_of_other_servers_work(http: httpx.Client) -> None:
+    assert http.get("/ping").status_code == http.post("/ping").status_code == 200
+    assert http.get("/version").json() == {"version": eyas.__version__}
+
+
 def test_routers_find_the_load(http: httpx.Client, fake: FakeClient):
     assert http.get("/get_load").json() == [
         {

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+import eyas
 from eyas.core import RequestError
 from eyas.server import errors, server_info
 from eyas.server.answer import Answer
@@ -63,6 +64,9 @@ def create_app(service: Service) -> ASGIApp:
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/health", routes.health),
         ("GET", "/livez", routes.health),
+        ("GET", "/ping", routes.health),
+        ("POST", "/ping", routes.health),
+        ("GET", "/version", routes.version),
         ("GET", "/ready", routes.ready),
         ("GET", "/readyz", routes.ready),
         ("GET", "/health_generate", routes.ready),
@@ -169,6 +173,9 @@ class _Routes:
             "owned_by": "eyas",
             "max_model_len": info.max_model_len,
         }
+
+    async def version(self, http: HttpRequest) -> Response:
+        return _json_response({"version": eyas.__version__})
 
     async def server_info(self, http: HttpRequest) -> Response:
         return _json_response(server_info.server_info(self._service))

@@ -32,7 +32,7 @@ log = logging.getLogger("eyas.server")
 
 MESSAGES_ROUTE = "/v1/messages"
 """The route whose errors, and those of routes below it, have Anthropic's shape."""
-PROBES = frozenset({"/health", "/ready", "/livez", "/readyz", "/health_generate"})
+PROBES = frozenset({"/health", "/ping", "/ready", "/livez", "/readyz", "/health_generate"})
 ALLOWED_WHILE_DRAINING = PROBES | {"/metrics"}
 EXPOSED_HEADERS = ("x-request-id", "retry-after")
 """Headers of an answer that web pages may read, besides those that CORS always allows."""

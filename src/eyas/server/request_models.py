@@ -50,6 +50,14 @@ def _check_stream_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def _only_neutral(penalty: float) -> float:
+    if penalty != 1:
+        raise ValueError(
+            "must be 1, which does nothing: it is for beam search, which is not served"
+        )
+    return penalty
+
+
 class SchemaFormat(StrictModel):
     """The JSON schema in OpenAI's response_format. strict: false ignores keywords that cannot be
     enforced, which are an error otherwise."""
@@ -126,7 +134,8 @@ class SamplingFields(ConstraintFields):
 
 
 class CompletionFields(SamplingFields):
-    """The fields that /v1/chat/completions and /v1/completions share."""
+    """The fields that /v1/chat/completions and /v1/completions share. The last ones are vLLM's, which
+    its clients send with the values that change nothing."""
 
     response_format: ResponseFormat | None = None
 
@@ -156,6 +165,12 @@ class CompletionFields(SamplingFields):
 
     best_of: Count | None = None
     use_beam_search: Any = None
+    length_penalty: Annotated[Number, AfterValidator(_only_neutral)] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    detokenize: Literal[True] | None = None
+    return_token_ids: Literal[False] | None = None
+    return_tokens_as_token_ids: Literal[False] | None = None
+    priority: Literal[0] | None = None
 
 
 class TextPart(StrictModel):

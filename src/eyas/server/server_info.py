@@ -20,6 +20,7 @@ from eyas.wire import EngineStats
 def server_info(service: Service) -> dict[str, Any]:
     """Return sizes and settings. ApiError 503 while no engine is ready."""
     info, stats = service.info, service.client.health().stats
+    parallel = service.config.parallel
     return {
         **_names(service),
         "engine": "eyas",
@@ -29,8 +30,8 @@ def server_info(service: Service) -> dict[str, Any]:
         "max_total_num_tokens": info.num_slots,
         "max_running_requests": info.max_num_seqs,
         "max_queued_requests": service.options.max_queued,
-        "tp_size": 1,
-        "dp_size": 1,
+        "tp_size": parallel.num_ranks,
+        "dp_size": parallel.dp,
         "device": info.device,
         "dtype": info.dtype,
         "kv_cache_dtype": info.kv_cache_dtype,
