@@ -186,12 +186,12 @@ def test_a_head_that_does_not_draft_computes_nothing_on_a_cpu(
     monkeypatch.setattr(head, "combine", noted)
     monkeypatch.setattr(network, "MAX_PENDING_ROWS", 40)
     drafter = restless_paced(inner)
-    drafter._pace.choose = lambda num: PLAIN  # type: ignore[method-assign]
+    drafter._pace.choose = lambda *sizes: PLAIN  # type: ignore[method-assign]
     engine = new_engine(SETTING, drafter)
     run(engine, requests("a"))
     assert engine.metrics.num_failed_steps == 0
     assert num_rows == []
-    drafter._pace.choose = lambda num: inner.shape  # type: ignore[method-assign]
+    drafter._pace.choose = lambda *sizes: inner.shape  # type: ignore[method-assign]
     run(engine, requests("b"))
     assert num_rows
 
@@ -203,11 +203,11 @@ class Missed(Pace):
         super().__init__([TreeShape(2, 1, 3)], Costs((1,), (1.0,)), Costs((1,), (0.2,)))
         self.num_steps, self.told, self.caught_up = 0, 0, []
 
-    def choose(self, num_sequences: int) -> TreeShape:
+    def choose(self, num_sequences: int, num_prompt_rows: int = 0) -> TreeShape:
         self.num_steps += 1
         return PLAIN if self.num_steps % 30 else self.shapes[1]
 
-    def miss(self, num_sequences: int, num_rows: int) -> None:
+    def miss(self, num_sequences: int, num_rows: int, num_prompt_rows: int = 0) -> None:
         self.before, self.told = self.told, num_rows
 
     def learn(self, *known: Any, num_caught_up: int, **more: Any) -> None:

@@ -164,5 +164,5 @@ def test_nothing_is_drafted_while_drafts_have_lost_too_much() -> None:
         pace.learn(
             1, shape, [(shape.steps, 0)] * (shape.steps > 0), 1.0 + shape.steps, is_chain=True
         )
-    assert pace._batches[1].credit < 0
+    assert pace._batch(1, 0).credit < 0
     assert {pace.choose(1) for _ in range(50)} == {PLAIN}

@@ -13,6 +13,7 @@ import torch
 from eyas.attention.base import AttentionBackend, ContextRun, Layout, NodeGrid
 from eyas.attention.reference import ReferenceAttention
 from eyas.attention.triton import TritonAttention
+from eyas.attention.triton_compressed import entry_shapes
 from eyas.cache.kv import KVStore
 from eyas.cache.store import CompressedStore, LayerStore
 from eyas.kernels import attention_entries, indexer
@@ -128,6 +129,7 @@ def test_a_row_is_what_torch_computes_with_the_same_bits_in_any_pass(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexer, "BLOCK_SCORES", 16)
+    assert list(entry_shapes([STORES[kind]])) == [STORES[kind]], "these kernels attend"
     ours, other = Rows(kind, TritonAttention), Rows(kind, ReferenceAttention)
     whole = [ours.chunk(text, 0, 36) for text in range(2)]
     for text in range(2):

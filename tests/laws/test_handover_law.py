@@ -81,7 +81,6 @@ def test_a_pair_answers_as_one_engine_over_other_layers(layers: str, drafter: st
         for side in (pair.prefill, pair.decode):
             side.settle()
             assert side.inner.stats().num_prefix_hit_tokens
-        assert pair.decode.inner.stats().num_preemptions
 
 
 def test_what_a_window_shows_of_a_long_prompt_moves_alone() -> None:
