@@ -16,11 +16,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from typing import Any
 
 import psutil
 
-from replicas import SERVE, free_port, load, wait_for
+from replicas import SERVE, free_port, load_with_kills, wait_for
 
 OPTIONS = (
     "--device",
@@ -69,22 +68,6 @@ def kill_one(url: str, server: subprocess.Popen[bytes], number: int) -> None:
     raise RuntimeError("the ranks were not started again")
 
 
-async def kill_some(
-    url: str, server: subprocess.Popen[bytes], count: int, num_clients: int
-) -> dict[str, Any]:
-    ends = asyncio.Event()
-    running = asyncio.create_task(load(url, num_clients, ends))
-    try:
-        for i in range(count):
-            await asyncio.sleep(4.0)
-            await asyncio.to_thread(kill_one, url, server, i)
-            print(f"killed {i + 1} of {count}", file=sys.stderr, flush=True)
-        await asyncio.sleep(4.0)
-    finally:
-        ends.set()
-    return await running
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
@@ -98,7 +81,16 @@ def main() -> None:
     server = subprocess.Popen(command)
     try:
         wait_for(f"{url}/ready", server)
-        seen = asyncio.run(kill_some(url, server, asked.kills, asked.clients))
+        seen = asyncio.run(
+            load_with_kills(
+                url,
+                asked.clients,
+                asked.kills,
+                lambda i: kill_one(url, server, i),
+                before=4.0,
+                after=4.0,
+            )
+        )
     finally:
         server.send_signal(signal.SIGTERM)
         try:

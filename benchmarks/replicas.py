@@ -20,7 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -247,32 +247,50 @@ async def load(url: str, num_clients: int, ends: asyncio.Event) -> dict[str, Any
     }
 
 
-async def kill_some(
-    url: str, pair: list[EyasServer], count: int, num_clients: int
+async def load_with_kills(
+    url: str,
+    num_clients: int,
+    count: int,
+    kill: Callable[[int], None],
+    *,
+    before: float = 2.0,
+    after: float = 0.0,
 ) -> dict[str, Any]:
+    """Return what clients see while something is killed `count` times.
+
+    kill: kills the i-th time, and waits for a successor.
+    before: seconds before each kill. after: seconds after the last one.
+    """
     ends = asyncio.Event()
     running = asyncio.create_task(load(url, num_clients, ends))
     try:
         for i in range(count):
-            await asyncio.sleep(2.0)
-            server = pair[i % 2]
-            await asyncio.to_thread(server.kill)
-            await asyncio.sleep(1.0)
-            server.start()
-            await asyncio.to_thread(server.wait)
-            while sum(each["is_healthy"] for each in await asyncio.to_thread(workers, url)) < 2:
-                await asyncio.sleep(0.2)
+            await asyncio.sleep(before)
+            await asyncio.to_thread(kill, i)
             print(f"killed {i + 1} of {count}", file=sys.stderr, flush=True)
+        await asyncio.sleep(after)
     finally:
         ends.set()
     return await running
+
+
+def replace_server(url: str, server: EyasServer) -> None:
+    """Kill a server, and start it again until the router finds both healthy."""
+    server.kill()
+    time.sleep(1.0)
+    server.start()
+    server.wait()
+    while sum(each["is_healthy"] for each in workers(url)) < 2:
+        time.sleep(0.2)
 
 
 def kills(smg: str, count: int, num_clients: int) -> dict[str, Any]:
     with servers(2) as pair:
         options = ("--policy", "cache_aware", "--cb-timeout-duration-secs", "2")
         with router(smg, [server.url for server in pair], *options) as url:
-            seen = asyncio.run(kill_some(url, pair, count, num_clients))
+            seen = asyncio.run(
+                load_with_kills(url, num_clients, count, lambda i: replace_server(url, pair[i % 2]))
+            )
     return {"kills": count, "clients": num_clients, "saw": seen}
 
 

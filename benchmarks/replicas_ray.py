@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from typing import Any
 
@@ -21,7 +20,7 @@ import ray
 from ray import serve
 
 from eyas.deploy.ray import app
-from replicas import load
+from replicas import load_with_kills
 
 PORT = 8124
 WAIT_SECONDS = 300
@@ -52,19 +51,6 @@ def replace_one() -> None:
     raise RuntimeError("the replica was not replaced")
 
 
-async def kill_some(count: int, num_clients: int) -> dict[str, Any]:
-    ends = asyncio.Event()
-    running = asyncio.create_task(load(f"http://127.0.0.1:{PORT}", num_clients, ends))
-    try:
-        for i in range(count):
-            await asyncio.sleep(2)
-            await asyncio.to_thread(replace_one)
-            print(f"killed {i + 1} of {count}", file=sys.stderr, flush=True)
-    finally:
-        ends.set()
-    return await running
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
@@ -74,7 +60,10 @@ def main() -> None:
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})
     serve.run(app(SETTINGS), name="eyas")
     try:
-        seen = asyncio.run(kill_some(asked.kills, asked.clients))
+        url = f"http://127.0.0.1:{PORT}"
+        seen = asyncio.run(
+            load_with_kills(url, asked.clients, asked.kills, lambda _: replace_one())
+        )
     finally:
         serve.shutdown()
         ray.shutdown()

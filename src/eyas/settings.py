@@ -6,7 +6,8 @@ Does not know: where the values came from.
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast
 
 from eyas.config import (
     CacheConfig,
@@ -20,6 +21,8 @@ from eyas.config import (
     SchedulerConfig,
     read_kv_events,
 )
+
+Number = TypeVar("Number", int, float)
 
 MODEL = ModelConfig()
 CACHE = CacheConfig()
@@ -139,18 +142,19 @@ def engine_config(
 
 
 def _milliseconds(setting: str, text: str | float) -> float | Literal["auto"]:
-    if text == "auto":
-        return "auto"
-    try:
-        return float(text)
-    except ValueError as error:
-        raise ValueError(f"{setting}: a number or auto, not {text!r}") from error
+    return _or_auto(setting, text, float, "a number")
 
 
 def _count(setting: str, text: str | int) -> int | Literal["auto"]:
+    return _or_auto(setting, text, int, "a whole number")
+
+
+def _or_auto(
+    setting: str, text: str | float, read: Callable[[str | float], Number], kind: str
+) -> Number | Literal["auto"]:
     if text == "auto":
         return "auto"
     try:
-        return int(text)
+        return read(text)
     except ValueError as error:
-        raise ValueError(f"{setting}: a whole number or auto, not {text!r}") from error
+        raise ValueError(f"{setting}: {kind} or auto, not {text!r}") from error

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from eyas.core import DraftTree
 from eyas.draft.base import MAX_REMEMBERED, Drafter, DrafterWrapper, StepReport, TreeShape
 from eyas.draft.pace import Pace
-from eyas.runner.batch import Batch
+from eyas.runner.batch import Batch, num_context_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class PacedDrafter(DrafterWrapper):
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         tree = self._inner.propose(batch, shape)
         if batch.rooted:
-            num_prompt_rows = sum(span.context_count for span in batch.spans)
+            num_prompt_rows = num_context_rows(batch.spans)
             self._pace.miss(len(batch.rooted), self._inner.num_missing(batch), num_prompt_rows)
         self._proposed.append(_Proposed(tree, shape))
         return tree

@@ -104,7 +104,7 @@ def assemble(
     """Size the cache, run the self-check of exactness, and build an engine from loaded parts.
 
     own_drafter: the drafter if `parts.drafting` is None. verify: computes the verdicts. captures: on a
-    device, capture common steps now; otherwise each step is captured when it first occurs.
+    device, capture common steps now; otherwise each step is captured once its shape has occurred often.
     """
     given, dtype, order, drafting = config, parts.dtype, parts.order, parts.drafting
     spec, ranks = of_rank(parts.spec, parts.model.shard), parts.ranks
@@ -239,7 +239,7 @@ def assemble(
 
 def capture_steps(engine: Engine, width: int) -> list[int]:
     """Capture the CUDA graphs of common steps with trees of this width, and return the batch sizes;
-    others are captured when they first occur."""
+    others are captured once they have occurred often."""
     sizes = captured_sizes(engine.launcher.max_graph_batch)
     lengths = {length_of(min(length, engine.info.max_model_len)) for length in CAPTURED_LENGTHS}
     for length in sorted(lengths, reverse=True):
@@ -251,7 +251,7 @@ def capture_steps(engine: Engine, width: int) -> list[int]:
 
 def captured_sizes(most: int) -> list[int]:
     """Return the batch sizes whose steps are captured at start-up, of those of up to `most` sequences,
-    largest first. Larger ones are captured when they first occur, so that the start stays short."""
+    largest first. Larger ones are captured once they have occurred often: the start stays short."""
     most = min(most, MOST_CAPTURED)
     return sorted({bucket_of(num) for num in range(1, most + 1)}, reverse=True)
 

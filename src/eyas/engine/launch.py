@@ -263,7 +263,7 @@ class Launcher:
         has_failed = flight.error is not None or flight.verdict is None
         if has_failed or landed is None or tree is None or drafter is None:
             return taken
-        num_prompt_rows = sum(span.context_count for span in flight.plan.spans)
+        num_prompt_rows = flight.plan.num_prompt_rows
         seconds = None if num_prompt_rows else taken
         if seconds is not None:
             self.masking.step_seconds.append(seconds)

@@ -24,7 +24,7 @@ from eyas.draft import TreeShape
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.step_time import LEAST, StepTime
 from eyas.engine.waiting import WaitingQueue
-from eyas.runner.batch import Span
+from eyas.runner.batch import Span, num_context_rows
 from eyas.runner.table import SequenceTable
 
 
@@ -47,6 +47,11 @@ class StepPlan:
     def width(self) -> int:
         """Most nodes of a tree."""
         return self.shape.width
+
+    @property
+    def num_prompt_rows(self) -> int:
+        """Rows of prompt chunks."""
+        return num_context_rows(self.spans)
 
 
 class Scheduler:
@@ -185,8 +190,7 @@ class Scheduler:
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
         """A step has landed. seconds: from the landing of the step before."""
-        num_prompt_rows = sum(span.context_count for span in plan.spans)
-        self.step_time.learn(num_prompt_rows, len(plan.rooted) * plan.width, seconds)
+        self.step_time.learn(plan.num_prompt_rows, len(plan.rooted) * plan.width, seconds)
 
     def retire(self, sequence: Sequence) -> None:
         """Take out a finished sequence. Its slots stay reserved while a flight can write to them:

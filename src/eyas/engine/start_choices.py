@@ -162,7 +162,9 @@ def graphs_choice(config: EngineConfig, sizes: list[int], seconds: float) -> Sta
     if config.scheduler.max_graph_batch == 0:
         return StartChoice("CUDA graphs", "none", "--max-graph-batch 0")
     value = f"captured for {len(sizes)} batch sizes up to {max(sizes)}" if sizes else "when needed"
-    return StartChoice("CUDA graphs", value, "a step is captured when it first occurs", seconds)
+    return StartChoice(
+        "CUDA graphs", value, "others are captured at their third occurrence", seconds
+    )
 
 
 def grammar_choice(config: EngineConfig, info: EngineInfo, *, has_tokenizer: bool) -> StartChoice:

@@ -58,6 +58,11 @@ class Span:
         return self.context_start + self.context_count
 
 
+def num_context_rows(spans: Sequence[Span]) -> int:
+    """Return the rows of the spans' prompt chunks."""
+    return sum(span.context_count for span in spans)
+
+
 @dataclass(slots=True, eq=False)
 class Batch:
     """A step's spans and tensors, once the verdict of the step before is on the device.
@@ -178,10 +183,10 @@ class PlannedBatch:
         self._graphs: StepGraphs | None = None
         self._num_rows = num
         if graphs is not None and num and params.is_capturable:
-            length = min(length_of(max_length), table.num_columns)
-            shape = bucket_of(num), width, length, params.signature
+            num_rows, length = bucket_of(num), min(length_of(max_length), table.num_columns)
+            shape = num_rows, width, length, params.signature
             if graphs.captures(shape, at_once=captures_at_once):
-                self._graphs, self._num_rows, self._max_length = graphs, bucket_of(num), length
+                self._graphs, self._num_rows, self._max_length = graphs, num_rows, length
         self._packed = self._pack()
         if self._graphs is not None:
             self._graphs.send_inputs(self._num_rows, width, self._packed)

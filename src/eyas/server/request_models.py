@@ -131,6 +131,7 @@ class SamplingFields(ConstraintFields):
     ) = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
 
 
 class CompletionFields(SamplingFields):
@@ -166,7 +167,6 @@ class CompletionFields(SamplingFields):
     best_of: Count | None = None
     use_beam_search: Any = None
     length_penalty: Annotated[Number, AfterValidator(_only_neutral)] | None = None
-    spaces_between_special_tokens: Literal[True] | None = None
     detokenize: Literal[True] | None = None
     return_token_ids: Literal[False] | None = None
     return_tokens_as_token_ids: Literal[False] | None = None
@@ -345,7 +345,6 @@ class GenerateParams(SamplingFields):
     max_new_tokens: Count | None = None
     min_new_tokens: Count | None = None
     sampling_seed: Seed | None = None
-    spaces_between_special_tokens: Literal[True] | None = None
     no_stop_trim: bool | None = None
 
 
