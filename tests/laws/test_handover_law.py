@@ -4,6 +4,7 @@ one engine, bit for bit, with every drafter."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from eyas.core import Request, SamplingParams
 from tests.laws.cases import (
     MAX_LENGTH,
     Case,
+    Known,
     assert_same,
     cases,
     new_drafter,
@@ -21,7 +23,7 @@ from tests.laws.cases import (
 )
 from tests.laws.pairs import Pair, Side, new_pair
 from tests.laws.test_batch_law import LENGTH
-from tests.laws.test_drafter_law import THOROUGH, _grid_answers, _grid_case, grid_requests
+from tests.laws.test_drafter_law import THOROUGH, _grid_case, grid_requests
 from tests.laws.world import IN_WINDOWS, Answers, Setting, dtypes, new_engine, run
 from tests.thorough import drawn
 
@@ -43,8 +45,8 @@ def run_pair(case: Case, pair: Pair) -> Answers:
 def test_a_pair_answers_as_one_engine(drafter: str) -> None:
     """A batch of everything, with little room where it decodes; then again, with prefix hits on both
     sides."""
-    case = _grid_case(drafter, flights=1)
-    expected, known = _grid_answers()
+    case = _with_wide(_grid_case(drafter, flights=1))
+    expected, known = _wide_answers()
     with new_pair(
         case.setting, lambda setting: new_drafter(replace(case, setting=setting), known)
     ) as pair:
@@ -53,6 +55,19 @@ def test_a_pair_answers_as_one_engine(drafter: str) -> None:
         pair.prefill.settle()
         pair.decode.settle()
         assert pair.decode.inner.stats().num_preemptions
+
+
+def _with_wide(case: Case) -> Case:
+    """The case with a request whose choices preempt each other, whenever the others arrive."""
+    params = SamplingParams(temperature=1.3, n=3, seed=8, min_tokens=50, max_tokens=50)
+    wide = Request(id="wide", prompt_token_ids=walk_text(101, 20, [0, 1]), params=params)
+    assert len(wide.prompt_token_ids) + params.n * params.max_tokens > case.setting.num_slots
+    return replace(case, requests=(*case.requests, wide), arrivals=(*case.arrivals, 4))
+
+
+@cache
+def _wide_answers() -> tuple[Answers, Known]:
+    return root_answers(_with_wide(_grid_case("root", 0)))
 
 
 @pytest.mark.parametrize(("layers", "drafter"), OTHER_LAYERS)
