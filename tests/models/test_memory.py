@@ -69,7 +69,8 @@ def gpt_oss(inner: int) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Files:
-    """block: shapes of a layer's feed-forward block. store: how the matrices of layers are stored."""
+    """block: shapes of a layer's feed-forward block. store: how the matrices of layers are stored.
+    dtype: what they are loaded as."""
 
     block: Callable[[int], dict[str, tuple[int, ...]]]
     inner: int
@@ -77,10 +78,12 @@ class Files:
     family: str = "Llama"
     fields: dict[str, Any] = field(default_factory=dict)
     store: Callable[[str, int, int], Stored] | None = None
+    dtype: str = "bfloat16"
 
 
 CASES = {
     "bfloat16": Files(llama, 4096),
+    "float32": Files(llama, 4096, 4, dtype="float32"),  # which every processor packs for its products
     "packed experts": Files(
         gpt_oss, 512, 8, "GptOss", {"num_local_experts": EXPERTS, "attention_bias": False}
     ),
@@ -107,7 +110,7 @@ def resident():
 torch.set_num_threads(1)
 x = torch.zeros(2, 64, dtype=torch.bfloat16)
 torch.nn.functional.linear(x, torch.zeros(64, 64, dtype=torch.bfloat16))
-for directory in sys.argv[1:]:  # each in a process that has imported all, and loaded nothing
+for case in sys.argv[1:]:  # each in a process that has imported all, and loaded nothing
     if child := os.fork():
         assert os.waitpid(child, 0)[1] == 0
     else:
@@ -124,7 +127,8 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-decoder = load_model(directory, dtype="bfloat16", max_model_len=64)
+dtype, _, directory = case.partition(":")
+decoder = load_model(directory, dtype=dtype, max_model_len=64)
 done = True
 watcher.join()
 print(peak - before)
@@ -154,7 +158,7 @@ def write_model(files: Files, directory: Path) -> list[int]:
     def write(file_name: str, prefix: str, shapes: dict[str, tuple[int, ...]]) -> None:
         tensors: Stored = {}
         for part, shape in shapes.items():
-            sizes.append(2 * math.prod(shape))
+            sizes.append(getattr(torch, files.dtype).itemsize * math.prod(shape))
             if files.store is not None and part.endswith("_proj.weight"):
                 tensors |= files.store(prefix + part, *shape)
             else:
@@ -177,7 +181,8 @@ def write_model(files: Files, directory: Path) -> list[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_peak_memory_is_the_model_and_its_largest_tensor(tmp_path: Path) -> None:
     sizes = {name: write_model(files, tmp_path / name) for name, files in CASES.items()}
-    command = [sys.executable, "-c", MEASURE, *(str(tmp_path / name) for name in CASES)]
+    cases = [f"{files.dtype}:{tmp_path / name}" for name, files in CASES.items()]
+    command = [sys.executable, "-c", MEASURE, *cases]
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=500)
     assert result.returncode == 0, result.stderr
     head_in_float32 = 2 * VOCAB * HIDDEN

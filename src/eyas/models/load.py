@@ -160,9 +160,15 @@ class ModelFiles:
                 layouts=storage.layouts,
                 shard=shard,
             )
-            parameters = fused(decoder.parameters(), self.names)
             kept = Kept(storage.tensors, dtype, decoder.device)
-            fill(parameters, self.checkpoint, self.wanted, progress, kept)
+            # What `parameters` returns would keep the plain copy of each weight that `seal` packs.
+            fill(
+                fused(decoder.parameters(), self.names),
+                self.checkpoint,
+                self.wanted,
+                progress,
+                kept,
+            )
             decoder.seal()
         return decoder
 

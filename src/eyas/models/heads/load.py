@@ -156,6 +156,7 @@ def load_head(
             ids = torch.arange(spec.vocab_size) if ids_V is None else ids_V
             _fill_from_target(blocks, ids, target, Path(target_directory))
         fill(parameters, checkpoint, {n: p for p, n in files.items() if p in parameters}, progress)
+        del parameters, blocks  # they would keep the plain copy of each weight that `seal` packs
         head.seal()
     return head
 
