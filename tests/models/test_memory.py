@@ -83,7 +83,9 @@ class Files:
 
 CASES = {
     "bfloat16": Files(llama, 4096),
-    "float32": Files(llama, 4096, 4, dtype="float32"),  # which every processor packs for its products
+    "float32": Files(
+        llama, 4096, 4, dtype="float32"
+    ),  # which every processor packs for its products
     "packed experts": Files(
         gpt_oss, 512, 8, "GptOss", {"num_local_experts": EXPERTS, "attention_bias": False}
     ),
