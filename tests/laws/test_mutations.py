@@ -17,6 +17,7 @@ def test_every_mutation_finds_its_place_in_the_code() -> None:
     assert all(m.old != m.new for m in MUTATIONS)
 
 
+@pytest.mark.slow
 def test_every_mutation_fails_its_test() -> None:
     command = [sys.executable, "-m", "tests.laws.mutations", "0", "1"]
     done = subprocess.run(
