@@ -28,7 +28,9 @@ PARTS = ("gate", "up", "down")
 @pytest.fixture
 def on_device(monkeypatch: pytest.MonkeyPatch) -> RowOrder:
     """The row order of a device, whose layers run torch's bodies here."""
-    monkeypatch.setattr(apply, "scores", lambda x_TI, weight_OI: (x_TI @ weight_OI.t()).unsqueeze(0))
+    monkeypatch.setattr(
+        apply, "scores", lambda x_TI, weight_OI: (x_TI @ weight_OI.t()).unsqueeze(0)
+    )
     monkeypatch.setattr(linear, "pack_weight", lambda weight_OI: None)
     return RowOrder(products=Products(True, CPU, 64))
 
