@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from eyas.kernels.experts import (
+    FEW,
     MAX_TILED,
     gated_product,
     tile_experts,
@@ -75,6 +76,31 @@ def test_routes_of_a_row_do_not_depend_on_others(device: torch.device) -> None:
             found = body(logits_TE[rows], None, None, routing)
             assert torch.equal(found[0], experts_TK[rows])
             assert torch.equal(found[1], weights_TK[rows])
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("num_shared", [1, 3])
+@pytest.mark.parametrize("name", ["Qwen3", "DeepSeek-V3"])
+def test_every_row_has_the_shared_experts_before_those_it_chooses(
+    name: str, num_shared: int, is_gated: bool, device: torch.device
+) -> None:
+    num_experts, routing = ROUTINGS[name]
+    parts_ZTE = torch.randn(4, 7, num_experts + is_gated, device=device)
+    chosen_TK, chosen_weights_TK = route.by_torch(parts_ZTE[..., :num_experts], None, None, routing)
+    shared = replace(routing, num_shared=num_shared, gates_shared=is_gated)
+    gates_T = torch.ones(7, device=device)
+    if is_gated:
+        gates_T = parts_ZTE[:, :, -1].sum(0).sigmoid()
+    for body in (route.by_torch, route.by_kernel):
+        experts_TK, weights_TK = body(parts_ZTE, None, None, shared)
+        assert experts_TK.dtype == torch.int32 and experts_TK.is_contiguous()
+        assert weights_TK.dtype == torch.float32 and weights_TK.is_contiguous()
+        assert torch.equal(experts_TK[:, num_shared:], chosen_TK)
+        numbers = list(range(num_experts, num_experts + num_shared))
+        assert experts_TK[:, :num_shared].tolist() == [numbers] * 7
+        torch.testing.assert_close(weights_TK[:, num_shared:], chosen_weights_TK)
+        for of_one_T in weights_TK[:, :num_shared].unbind(1):
+            torch.testing.assert_close(of_one_T, gates_T)
 
 
 def test_parts_of_logits_and_a_bias_are_added_in_order(device: torch.device) -> None:
@@ -247,7 +273,7 @@ def test_they_compile_for_hopper() -> None:
     jobs = []
     for average in (1, 16, 40, 100):
         tile = tile_for(average, 8, 8, torch.bfloat16)
-        few = {"BLOCK_FEW": 64 * (average == 1)}
+        few = {"BLOCK_FEW": FEW * (average == 1)}
         blocks = {
             "BLOCK_OUT": tile.block_out,
             "BLOCK_ROWS": tile.block_rows,

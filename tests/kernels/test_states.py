@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from eyas.attention import state_plan
 from eyas.attention.base import ContextRun, Layout, NodeGrid
@@ -91,7 +92,7 @@ class World:
             grid = NodeGrid(rows_BW, slots_BW, roots_B, None if is_chain else parents_BW)
         seats_B = torch.tensor([*trees, *(seat for seat, _, _ in chunks)], device=self.device)
         layout = Layout(self.slots_AC, seats_B, LENGTH, tuple(runs), grid)
-        inputs_TX = torch.cat(rows)
+        inputs_TX = F.pad(torch.cat(rows), (0, 8))[:, : STORE.input_width]  # rows stand apart
         out_TND = StatePlan(layout, self.states).recur(0, inputs_TX, self.rule)
         if twice:  # as when a stage is captured
             again = StatePlan(layout, self.states).recur(0, inputs_TX, self.rule)

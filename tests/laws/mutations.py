@@ -525,6 +525,15 @@ MUTATIONS = [
         "tests/layers/test_experts.py::test_a_shared_expert_may_add_its_parts_itself[False]",
     ),
     Mutation(
+        "the features of a wide shared expert stay as they were filled in",
+        "layers/experts.py",
+        "StackedExperts.seal",
+        "self._num_shared > 1",
+        "self._num_shared > 9",
+        "tests/layers/test_experts.py::"
+        "test_a_shared_expert_is_run_as_one_or_several_of_the_others[3-False]",
+    ),
+    Mutation(
         "all experts of a row have the first one's weight",
         "ops/apply_experts.py",
         "by_expert",

@@ -124,6 +124,16 @@ def test_experts_and_fused_tensors_stay_packed_too(tmp_path: Path) -> None:
     assert isinstance(found["0.q.weight"], PackedWeight)
 
 
+def test_gates_are_put_behind_packed_heads(tmp_path: Path) -> None:
+    """Rows of queries and gates alternate by head in the file."""
+    sizes = {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 128}
+    model = make_model("qwen3 next", **sizes, shared_expert_intermediate_size=128)
+    directory = save_model(model, tmp_path / "model")
+    plain = held(write_quantised(directory, CASES["fp8 blocks"]))
+    # q, k, v, o of one layer; 8 experts and the shared one of all four
+    assert_alike(held(directory), plain, 4 + 4 * 3 * 9)
+
+
 def test_experts_of_gpt_oss_stay_packed(tmp_path: Path) -> None:
     model = make_model("gpt-oss", hidden_size=64, intermediate_size=96)
     directory = save_model(model, tmp_path / "model")

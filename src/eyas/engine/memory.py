@@ -43,9 +43,11 @@ def step_bytes(
     nodes = min(config.scheduler.num_seats * width, rows)
     activations = 4 * rows * 2 * spec.intermediate_size * dtype.itemsize
     if (experts := spec.experts) is not None:
-        # The float32 contributions exist twice: as computed, and joined with the shared expert's.
+        # The float32 contributions exist twice where the shared expert is a block of its own: as
+        # computed, and joined with its parts.
         contributions = 2 * (experts.routing.num_chosen + PARTS_SPLITS) * spec.hidden_size * 4
-        inner = experts.routing.num_chosen * experts.intermediate_size * dtype.itemsize
+        inner = experts.routing.num_chosen * experts.intermediate_size + experts.shared_size
+        inner *= dtype.itemsize
         activations += rows * (inner + contributions)
     if (latent := spec.latent) is not None:
         # Queries before and after they are taken into the latent space, and outputs likewise.

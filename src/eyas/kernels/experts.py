@@ -6,7 +6,7 @@ ascending columns in float32, and the weights are on the M side of the matrix in
 An expert whose rows fit a tile is read once.
 Does not know: how experts are chosen.
 
-Legend: T rows, K experts that a row chooses, N = T x K assignments, P tiles, X assignments of a tile, E
+Legend: T rows, K experts of a row, N = T x K assignments, P tiles, X assignments of a tile, E
 experts, O output features, I input features, F feed-forward size.
 """
 
@@ -28,7 +28,7 @@ Tiles = tuple[torch.Tensor, torch.Tensor]
 """The expert of each tile int32 [P], and its assignments int32 [P, X] (`ops.tile_experts`)."""
 MAX_TILED = 1024
 """Up to this many assignments every program looks at all of them; more are sorted."""
-FEW = 64
+FEW = 128
 """Up to this many, the programs of a product do so themselves, which takes less time than a kernel."""
 
 

@@ -4,7 +4,7 @@ Promises: a row's result depends on its own logits alone; of equal scores the lo
 indices are always those of experts, no index twice in a row.
 Does not know: what the experts compute.
 
-Legend: T rows, E experts, K chosen experts, Z parts of a sum.
+Legend: T rows, E experts to choose from, K experts of a row, Z parts of a sum.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ def route_kernel(
     NUM_CHOSEN_GROUPS: tl.constexpr,
     GROUP_SIZE_SCORED: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
+    NUM_SHARED: tl.constexpr,
+    PADDED_SHARED: tl.constexpr,
+    GATES_SHARED: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """PADDED, PADDED_GROUPS, BLOCK: the next powers of two of the numbers of chosen experts, of groups
-    and of experts."""
+    """PADDED, PADDED_GROUPS, PADDED_SHARED, BLOCK: the next powers of two of the numbers of chosen
+    experts, of groups, of shared experts and of experts to choose from."""
     enter(PDL)
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
@@ -103,9 +106,23 @@ def route_kernel(
     weights = tl.sum(of_chosen, 1)
     if NORMALIZES:
         weights = weights / (tl.sum(tl.where(is_rank, weights, 0.0), 0) + 1e-20)
-    at = row * NUM_CHOSEN + rank
+    first = row * (NUM_SHARED + NUM_CHOSEN)
+    at = first + NUM_SHARED + rank
     tl.store(experts_TK + at, chosen, mask=is_rank)
     tl.store(weights_TK + at, weights * scale, mask=is_rank)
+    if NUM_SHARED > 0:
+        shared = tl.arange(0, PADDED_SHARED)
+        is_shared = shared < NUM_SHARED
+        weight = 1.0
+        if GATES_SHARED:
+            gate_at = logits_ZTE + row * row_stride + num_experts
+            gate = tl.load(gate_at)
+            for _part in tl.static_range(1, NUM_PARTS):
+                gate_at += part_stride
+                gate += tl.load(gate_at)
+            weight = 1.0 / (1.0 + tl.exp(-gate))
+        tl.store(experts_TK + first + shared, num_experts + shared, mask=is_shared)
+        tl.store(weights_TK + first + shared, weight, mask=is_shared)
 
 
 def route(
@@ -121,15 +138,17 @@ def route(
     num_groups: int,
     num_chosen_groups: int,
     group_size_scored: int,
+    num_shared: int = 0,
+    gates_shared: bool = False,
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The chosen experts int32 [T, K], best first, and their weights float32 [T, K]; the reference is
+    """The experts of each row int32 [T, K], and their weights float32 [T, K]; the reference is
     `ops.route.by_torch`, the facts are those of `ops.route.Routing`."""
-    num_rows, num_experts = logits.shape[-2:]
+    num_rows, num_experts = logits.shape[-2], logits.shape[-1] - gates_shared
     assert logits.dtype == torch.float32 and logits.stride(-1) == 1
     assert fixed_TK is None or (fixed_TK.dtype == torch.int32 and fixed_TK.is_contiguous())
     num_parts, part_stride = (len(logits), logits.stride(0)) if logits.dim() == 3 else (1, 0)
-    experts_TK = logits.new_empty((num_rows, num_chosen), dtype=torch.int32)
+    experts_TK = logits.new_empty((num_rows, num_shared + num_chosen), dtype=torch.int32)
     weights_TK = torch.empty_like(experts_TK, dtype=torch.float32)
     if num_rows:
         block = triton.next_power_of_2(num_experts)
@@ -156,6 +175,9 @@ def route(
             NUM_CHOSEN_GROUPS=num_chosen_groups,
             GROUP_SIZE_SCORED=group_size_scored,
             PADDED_GROUPS=triton.next_power_of_2(num_groups),
+            NUM_SHARED=num_shared,
+            PADDED_SHARED=triton.next_power_of_2(num_shared),
+            GATES_SHARED=gates_shared,
             BLOCK=block,
             num_warps=4 if block >= 128 else 1,
             PDL=pdl,

@@ -32,7 +32,7 @@ class SelfAttention:
     qk_norm_offset: added to the weights of these norms. head_layout: as `RopeSpec.head_layout`.
     has_sinks: each query head has a logit that takes part in the softmax and has no value.
     has_output_gate: the output of each head is multiplied by the sigmoid of a gate, whose rows of the
-    weight follow those of the head's query. shard: this rank's part of the heads.
+    checkpoint's weight follow those of the head's query. shard: this rank's part of the heads.
     """
 
     def __init__(
@@ -138,9 +138,19 @@ class SelfAttention:
                         heads = heads[::2]
                     heads.copy_(heads[:, layout])
 
+    def _put_gates_last(self) -> None:
+        """Reorder what is projected: the gates of all query heads behind queries, keys and values."""
+        width, dim = self._output_width, self._head_dim
+        pairs = torch.arange(2 * width).view(-1, 2, dim)
+        others = torch.arange(2 * width, self._qkv.shape[0])
+        rows = torch.cat([pairs[:, 0].flatten(), others, pairs[:, 1].flatten()])
+        self._qkv.reorder(rows.tolist())
+
     def seal(self) -> None:
         if self._head_layout is not None:
             self._lay_out_heads(self._head_layout)
+        if self._has_output_gate:
+            self._put_gates_last()
         self._qkv.seal()
         self._o.seal()
         if self._q_weight_H is not None and self._k_weight_H is not None:
@@ -157,7 +167,7 @@ class SelfAttention:
         """Return the parts of the block's output (`Linear.parts`) for an input [T, I]."""
         heads_TX, gate_TX = self._qkv(x_TI), None
         if self._has_output_gate:
-            heads_TX, gate_TX = self._without_gate(heads_TX)
+            heads_TX, gate_TX = heads_TX.tensor_split([-self._output_width], 1)
         if self._projection_norms is not None:
             q_TX, k_TX, v_TX = heads_TX.split(self._projection_widths, dim=1)
             q_norm, k_norm = self._projection_norms
@@ -169,10 +179,3 @@ class SelfAttention:
         if gate_TX is not None:
             out_TX = gate_heads(out_TX, gate_TX)
         return self._o.parts(out_TX)
-
-    def _without_gate(self, projected_TX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the heads of queries, keys and values, and the gates of query heads, of each row."""
-        width = self._output_width
-        pairs = projected_TX[:, : 2 * width].unflatten(1, (self._num_heads[0], 2, self._head_dim))
-        q_TX, gate_TX = (pairs[:, :, which].flatten(1) for which in (0, 1))
-        return torch.cat([q_TX, projected_TX[:, 2 * width :]], 1), gate_TX

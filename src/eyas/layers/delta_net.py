@@ -1,6 +1,7 @@
 """A gated delta net: instead of keys and values per token, a state per sequence that tokens update.
 
-Promises: all projections of a row are one product; everything between the two products is float32.
+Promises: all projections of a row are one product, whose result is read where it is; everything between
+the two products is float32.
 Does not know: where states are, trees (its `Attend` does), checkpoints.
 
 Legend: T rows, I input features, X numbers of a row, C convolved columns, J taps of the convolution,
@@ -55,14 +56,14 @@ class DeltaSizes:
     @property
     def projections(self) -> dict[str, int]:
         """Outputs of the product over the input, by the checkpoint's parts: queries, keys and values
-        (qkv), the gate of the output (z), strengths of corrections (b) and time steps (a)."""
+        (qkv), strengths of corrections (b), time steps (a) and the gate of the output (z)."""
         if self.groups_by_key:
             return {
                 "qkvz": self.convolved + self.output_width,
                 "ba": 2 * self.num_value_heads,
             }
         heads = self.num_value_heads
-        return {"qkv": self.convolved, "z": self.output_width, "b": heads, "a": heads}
+        return {"qkv": self.convolved, "b": heads, "a": heads, "z": self.output_width}
 
     def convolved_rows(self, keys: Rows, values: Rows) -> Rows:
         """Return the rows of queries, keys and values of these heads."""
@@ -76,7 +77,7 @@ class DeltaSizes:
             whole = self.projections
             return {part: keys.times(size // self.num_key_heads) for part, size in whole.items()}
         outputs = values.times(self.value_dim)
-        return {"qkv": self.convolved_rows(keys, values), "z": outputs, "b": values, "a": values}
+        return {"qkv": self.convolved_rows(keys, values), "b": values, "a": values, "z": outputs}
 
     def products(self, hidden_size: int) -> tuple[tuple[int, int], ...]:
         """Return (output size, input size) of the matrix products as they run."""
@@ -183,26 +184,20 @@ class DeltaNet:
     def _separate_kinds(self) -> None:
         """Reorder the rows of projections that are grouped by key head: first those of all queries,
         then of all keys, and so on, as they are without groups."""
-        sizes, parts = self._sizes, self._projections.tensors()
-        per_key = sizes.num_value_heads // sizes.num_key_heads
+        sizes, heads = self._sizes, self._sizes.num_key_heads
+        per_key = sizes.num_value_heads // heads
         values = per_key * sizes.value_dim
-        for part, kinds in (
-            ("qkvz", [sizes.key_dim, sizes.key_dim, values, values]),
-            ("ba", [per_key, per_key]),
-        ):
-            weight_OI = parts[f"{part}.weight"]
-            by_head = weight_OI.unflatten(0, (sizes.num_key_heads, -1)).split(kinds, 1)
-            weight_OI.copy_(torch.cat([rows.flatten(0, 1) for rows in by_head]))
+        rows = torch.arange(self._projections.shape[0])
+        qkvz, ba = rows.split([sizes.convolved + sizes.output_width, 2 * sizes.num_value_heads])
+        kinds = [sizes.key_dim, sizes.key_dim, values, values]
+        *qkv, z = qkvz.view(heads, -1).split(kinds, 1)
+        in_order = (*qkv, *ba.view(heads, -1).split(per_key, 1), z)
+        self._projections.reorder(torch.cat([kind.flatten() for kind in in_order]).tolist())
 
     def __call__(
         self, layer: int, x_TI: torch.Tensor, angles: Angles, attend: Attend
     ) -> torch.Tensor:
         """Return the parts of the block's output (`Linear.parts`) for an input [T, I]."""
-        convolved, width = self._sizes.convolved, self._sizes.output_width
-        projected_TX = self._projections(x_TI)
-        gate_TX = projected_TX[:, convolved : convolved + width]
-        inputs_TX = torch.cat(
-            [projected_TX[:, :convolved], projected_TX[:, convolved + width :]], 1
-        )
+        inputs_TX, gate_TX = self._projections(x_TI).tensor_split([-self._sizes.output_width], 1)
         out_TND = attend.recur(layer, inputs_TX, self._rule)
         return self._o.parts(gated_norm(out_TND, gate_TX, self._own["norm.weight"], self._epsilon))

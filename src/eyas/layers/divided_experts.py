@@ -81,12 +81,12 @@ class DividedExperts:
         for index in range(num_experts):
             if (expert := self._experts.get(index)) is not None:
                 for name, parameter in expert.parameters().items():
-                    yield f"{index}.{name}", parameter
+                    yield f"experts.{index}.{name}", parameter
                 continue
             for name, shape in shapes.items():
-                yield f"{index}.{name}.weight", Cut.nothing(*shape)
+                yield f"experts.{index}.{name}.weight", Cut.nothing(*shape)
                 if self._has_bias:
-                    yield f"{index}.{name}.bias", Cut.nothing(shape[0])
+                    yield f"experts.{index}.{name}.bias", Cut.nothing(shape[0])
 
     def seal(self) -> None:
         for expert in self._experts.values():

@@ -1,12 +1,12 @@
 """Feed-forward blocks of which each row uses a few: a mixture of experts, with or without a shared one.
 
 Promises: a row's bits do not depend on the other rows: a product of an expert has one reduction order
-for any number of rows, and the contributions to a row are added in the order in which it chose them.
-The router's logits are float32 and never rounded.
+for any number of rows, and the contributions to a row are added in one order: the shared expert's, then
+those of the others as the row chose them. The router's logits are float32 and never rounded.
 Does not know: the rest of the layer.
 
-Legend: T rows, D hidden size, E experts, K experts that a row chooses, F feed-forward size of an
-expert.
+Legend: T rows, D hidden size, E experts, K experts of a row, F feed-forward size of an expert, S number
+of scores or of shared experts.
 """
 
 from __future__ import annotations
@@ -110,19 +110,20 @@ class Router:
 
 
 class Experts(Protocol):
-    """The experts of a layer."""
+    """The experts of a layer, and those that all rows share, whose numbers follow the others'."""
 
     def parameters(self) -> dict[str, Parameter]: ...
     def seal(self) -> None: ...
     def __call__(
         self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted results of the chosen experts, float32 [K, T, D]."""
+        """Return the weighted results of each row's experts, float32 [K, T, D]."""
         ...
 
 
 class SeparateExperts:
-    """Every expert is a block of its own, which runs its rows padded as the row order asks."""
+    """Every expert is a block of its own, which runs its rows padded as the row order asks; so is the
+    shared one, if there is one."""
 
     def __init__(
         self,
@@ -134,31 +135,37 @@ class SeparateExperts:
         order: RowOrder,
         activation: Activation,
     ) -> None:
-        self._order = order
-        self._experts = [
-            GatedMlp(
+        def expert(size: int, *, is_alternating: bool) -> GatedMlp:
+            return GatedMlp(
                 hidden_size,
-                spec.intermediate_size,
+                size,
                 bias=spec.bias,
                 dtype=dtype,
                 device=device,
                 order=order,
                 activation=activation,
-                is_alternating=spec.is_alternating,
+                is_alternating=is_alternating,
             )
-            for _ in range(spec.num_experts)
-        ]
+
+        self._order = order
+        self._experts = {
+            f"experts.{index}": expert(spec.intermediate_size, is_alternating=spec.is_alternating)
+            for index in range(spec.num_experts)
+        }
+        if spec.shared_size:
+            self._experts["shared"] = expert(spec.shared_size, is_alternating=False)
+        self._by_number = list(self._experts.values())
 
     def parameters(self) -> dict[str, Parameter]:
         return {
-            f"{index}.{name}": view
-            for index, expert in enumerate(self._experts)
-            for name, view in expert.parameters().items()
+            f"{expert}.{name}": view
+            for expert, block in self._experts.items()
+            for name, view in block.parameters().items()
         }
 
     def seal(self) -> None:
-        for expert in self._experts:
-            expert.seal()
+        for block in self._by_number:
+            block.seal()
 
     def __call__(
         self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
@@ -170,12 +177,13 @@ class SeparateExperts:
         num_padding = self._order.pad(num_rows) - num_rows
         if num_padding:
             x_TD = F.pad(x_TD, (0, 0, 0, num_padding))
-        return summed(self._experts[expert](x_TD))[:num_rows]
+        return summed(self._by_number[expert](x_TD))[:num_rows]
 
 
 class StackedExperts:
     """The weights of all experts are one tensor, and a kernel runs all rows at once.
 
+    num_shared: experts that the features of the shared one are divided among; 0 if it is not here.
     layouts: of the experts' weights that stay packed, the same for all of them. shard: this rank's part
     of the experts, or of the features between their products; without a group, the results are this
     rank's part.
@@ -189,18 +197,19 @@ class StackedExperts:
         dtype: torch.dtype,
         device: torch.device,
         activation: Activation,
+        num_shared: int = 0,
         layouts: Layouts = UNPACKED,
         shard: Shard = WHOLE,
     ) -> None:
         self._shard = shard
-        self._num_experts = spec.num_experts
+        self._num_experts, self._num_shared = spec.num_experts, num_shared
         self._inner = Rows(spec.intermediate_size, ((0, spec.intermediate_size),))
         self._held = Rows(spec.num_experts, ((0, spec.num_experts),))
         if shard.by_expert:
             self._held = shard.part(spec.num_experts)
         else:
             self._inner = shard.part(spec.intermediate_size)
-        num, size = self._held.count, self._inner.count
+        num, size = self._held.count + num_shared, self._inner.count
         self._activation: Activation = activation
         self._is_alternating = spec.is_alternating
         first = "0.gate_up" if spec.is_alternating else "0.gate"
@@ -232,8 +241,19 @@ class StackedExperts:
                     own = self._held_parameters(gate_up[index - first], down[index - first])
                 else:
                     own = self._nothing(gate_up[0], down[0])
-                found |= {f"{index}.{name}.{kind}": each for name, each in own.items()}
+                found |= {f"experts.{index}.{name}.{kind}": each for name, each in own.items()}
+            if self._num_shared:
+                own = self._shared_parameters(gate_up[stop:], down[stop:])
+                found |= {f"shared.{name}.{kind}": each for name, each in own.items()}
         return found
+
+    def _shared_parameters(self, gate_up: Weight, down: Weight) -> dict[str, Parameter]:
+        """Return the shared expert's parameters, in the memory of those that it is divided among."""
+        if self._num_shared == 1:
+            return self._held_parameters(gate_up[0], down[0])
+        assert isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)
+        gate, up = gate_up.view(2, -1, gate_up.shape[2])
+        return {"gate": gate, "up": up, "down": down.view(down.shape[1], -1)}
 
     def _held_parameters(self, gate_up: Weight, down: Weight) -> dict[str, Parameter]:
         size, inner = self._inner.count, self._inner
@@ -265,6 +285,18 @@ class StackedExperts:
                 if gate_up is not None:
                     for index in range(len(gate_up)):
                         set_apart(gate_up[index])
+        if self._num_shared > 1:
+            self._divide_shared()
+
+    def _divide_shared(self) -> None:
+        """Give each of the shared experts its features, of all that were filled in."""
+        num, stop = self._num_shared, self._num_experts
+        gate_up_S2FD, down_SDF = self._gate_up_E2FD[stop:], self._down_EDF[stop:]
+        assert isinstance(gate_up_S2FD, torch.Tensor) and isinstance(down_SDF, torch.Tensor)
+        _, hidden, size = down_SDF.shape
+        filled_2SFD = gate_up_S2FD.view(2, num, size, hidden)
+        gate_up_S2FD.copy_(filled_2SFD.transpose(0, 1).flatten(1, 2))
+        down_SDF.copy_(down_SDF.view(hidden, num, size).transpose(0, 1).clone())
 
     def __call__(
         self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
@@ -317,6 +349,12 @@ class MixtureOfExperts:
         shard: Shard = WHOLE,
     ) -> None:
         self._spec = spec
+        num_shared = _num_joined(spec, order, layouts, shard)
+        self._routing = replace(
+            spec.routing,
+            num_shared=num_shared,
+            gates_shared=num_shared > 0 and spec.has_shared_gate,
+        )
         self._router = Router(spec.num_scores, hidden_size, dtype=dtype, device=device, order=order)
         float32 = {"dtype": torch.float32, "device": device}
         self._bias_E = torch.empty(spec.num_experts, **float32) if spec.router_bias else None
@@ -354,13 +392,14 @@ class MixtureOfExperts:
                 dtype=dtype,
                 device=device,
                 activation=activation,
+                num_shared=num_shared,
                 layouts=within(layouts, "experts"),
                 shard=of_experts,
             )
         if shard.by_sequence:
             self._experts = ExchangedExperts(self._experts, spec.num_experts, shard)
         self._shared: GatedMlp | None = None
-        if spec.shared_size:
+        if spec.shared_size and not num_shared:
             self._shared = GatedMlp(
                 hidden_size,
                 spec.shared_size,
@@ -384,7 +423,7 @@ class MixtureOfExperts:
             found["router.correction"] = self._correction_E
         if self._table_VK is not None:
             found["router.table"] = self._table_VK
-        found |= {f"experts.{name}": view for name, view in self._experts.parameters().items()}
+        found |= self._experts.parameters()
         if self._shared is not None:
             found |= {f"shared.{name}": view for name, view in self._shared.parameters().items()}
         return found
@@ -410,18 +449,19 @@ class MixtureOfExperts:
 
         tokens_T: ids of the rows' tokens, needed where a table names the experts.
 
-        The shared expert's come first: their sum is then the same whether its product returned several
-        parts or, for many rows, has added them itself. The chosen experts' follow.
+        The shared expert's come first: the sum of a block of its own is then the same whether its
+        product returned several parts or, for many rows, has added them itself. The chosen experts'
+        follow.
         """
         num_experts = self._spec.num_experts
+        num_logits = num_experts + self._routing.gates_shared
         scores = self._router(x_TD)
         fixed_TK = None
         if self._table_VK is not None:
             assert tokens_T is not None, "a table of experts is read by tokens"
             fixed_TK = self._table_VK[tokens_T]
-        routing = self._spec.routing
         experts_TK, weights_TK = route(
-            scores[..., :num_experts], self._bias_E, self._correction_E, routing, fixed_TK
+            scores[..., :num_logits], self._bias_E, self._correction_E, self._routing, fixed_TK
         )
         parts = self._experts(x_TD, experts_TK, weights_TK)
         if self._shared is None:
@@ -432,3 +472,25 @@ class MixtureOfExperts:
         if shared.dim() == 2:
             shared = shared.unsqueeze(0)
         return torch.cat([shared, parts])
+
+
+def _num_joined(spec: ExpertSpec, order: RowOrder, layouts: Layouts, shard: Shard) -> int:
+    """Return how many experts the shared one is among the others; 0 where it is a block of its own.
+
+    On a device it has no kernels of its own then: rows choose it as they choose others. Its features
+    are divided if it is wider than they are, and its weights have to be stored as theirs are. Ranks
+    that hold whole experts, or add in a tree, divide it otherwise.
+    """
+    if not spec.shared_size or shard.by_expert or shard.by_tree:
+        return 0
+    if order.products is None:
+        return int(shard.is_whole)
+    num_shared, rest = divmod(spec.shared_size, spec.intermediate_size)
+    if rest or spec.is_alternating:
+        return 0
+    chosen, shared = within(layouts, "experts"), within(layouts, "shared")
+    kinds = [common(chosen, ("0.gate", "0.up")), common(chosen, ("0.down",))]
+    if kinds != [common(shared, ("gate", "up")), common(shared, ("down",))]:
+        return 0
+    can_divide = shard.is_whole and kinds == [None, None] and not spec.bias
+    return num_shared if num_shared == 1 or can_divide else 0

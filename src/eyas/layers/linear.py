@@ -10,7 +10,7 @@ Legend: T rows, I input features, O output features, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from eyas.kernels.packed import Layout, Weight
+from eyas.kernels.packed import Layout, Weight, by_row
 from eyas.layers.row_order import RowOrder
 from eyas.native.products import packed_weight
 from eyas.ops.gate import Activation, gate
@@ -128,6 +128,14 @@ class Linear:
         """Return `views()` of a layer whose weight is not packed."""
         found = self.views()
         return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Let output feature i be the one that is `rows[i]` now; `views` then no longer name them. A
+        packed weight has scales of its own for each row."""
+        assert not self._is_sealed, "a sealed layer has no parameters to reorder"
+        of_rows = by_row(self._weight_OI)
+        for each in of_rows if self._bias_O is None else (*of_rows, self._bias_O):
+            each.copy_(each[torch.tensor(rows, device=each.device)])
 
     def seal(self) -> None:
         """Bring the weights into the layout of a CPU's products, if it has one; the plain copy is then

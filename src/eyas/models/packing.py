@@ -191,7 +191,8 @@ def _divided(
     """Return the layout with so few rows of a block that every part, of a weight and of a rank, begins
     with a block; with one row where the layer reorders rows."""
     has_heads = re.search(r"\.attention\.[qkv]\.", group[0]) is not None
-    if ".gate_up." in group[0] or (has_heads and spec.rope.head_layout is not None):
+    reorders_heads = spec.rope.head_layout is not None or spec.has_output_gate
+    if ".gate_up." in group[0] or (has_heads and reorders_heads):
         return replace(layout, rows=1)
     borders: set[int] = set()
     for parameter in group:

@@ -1,10 +1,10 @@
 """Run each row through its chosen experts: gated feed-forward blocks with weights of their own.
 
 Promises: a row's result depends on that row, its experts and their weights alone. The contributions
-of a row's experts are returned one by one, in the order in which the row chose them.
+of a row's experts are returned one by one, in the order in which they are given.
 Does not know: how experts are chosen.
 
-Legend: T rows, D hidden size, E experts, K experts that a row chooses, F feed-forward size, n rows of
+Legend: T rows, D hidden size, E experts, K experts of a row, F feed-forward size, n rows of
 an expert.
 """
 

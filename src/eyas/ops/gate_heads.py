@@ -22,4 +22,6 @@ def gate_heads(out_TX: torch.Tensor, gate_TX: torch.Tensor) -> torch.Tensor:
 
 @gate_heads.kernel
 def _by_kernel(out_TX: torch.Tensor, gate_TX: torch.Tensor) -> torch.Tensor:
-    return gate_heads.by_torch(out_TX, gate_TX)  # no kernel yet
+    from eyas.kernels.gate_heads import gate_heads as launch
+
+    return launch(out_TX, gate_TX, pdl=out_TX.is_cuda)

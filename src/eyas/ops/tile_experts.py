@@ -4,7 +4,7 @@ Promises: every assignment of a row to an expert is in one tile; the number of t
 shapes alone. Which tile an assignment is in changes no result.
 Does not know: products.
 
-Legend: T rows, K experts that a row chooses, N = T x K assignments, P tiles, X assignments of a tile.
+Legend: T rows, K experts of a row, N = T x K assignments, P tiles, X assignments of a tile.
 """
 
 from __future__ import annotations
