@@ -17,6 +17,8 @@ from eyas.server.metrics_format import MetricsNames
 from eyas.server.origins import checked_host, checked_origin
 
 MAX_RESTARTS = 5
+MAX_LARGE_BODIES = 32
+"""How many bodies of the largest size may be in memory at once."""
 StreamGranularity = Literal["step", "token"]
 """How a stream is cut into events: one for all the tokens of a step, or one for each token."""
 
@@ -96,6 +98,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         others."""
         several = len(self.api_keys) > 1
         return max(1, self.max_queued * 3 // 4) if several else self.max_queued
+
+    @property
+    def max_body_memory(self) -> int:
+        """The limit of the bytes of all bodies that are being read, and of all that wait to be
+        prepared."""
+        return MAX_LARGE_BODIES * self.max_body_bytes
 
     def __post_init__(self) -> None:
         for name, low, high in (
