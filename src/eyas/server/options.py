@@ -13,6 +13,7 @@ import msgspec
 from eyas.core import MAX_LOGPROBS
 from eyas.dialect import check_parsers
 from eyas.logs import LogFormat
+from eyas.server.fields import MAX_NAME_CHARS
 from eyas.server.metrics_format import MetricsNames
 from eyas.server.origins import checked_host, checked_origin
 
@@ -133,6 +134,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("max_requests: must be below max_connections, which probes need too")
         if any(not key or not key.isprintable() for key in self.api_keys):
             raise ValueError("api_keys: must not be empty and have printable characters only")
+        for name in self.served_model_names:
+            if not (0 < len(name) <= MAX_NAME_CHARS and name.isprintable()):
+                raise ValueError(
+                    f"served_model_names: must have 1 to {MAX_NAME_CHARS} printable characters, not "
+                    f"{name[:MAX_NAME_CHARS]!r}"
+                )
         for name, check in (("allowed_hosts", checked_host), ("cors_origins", checked_origin)):
             for value in getattr(self, name):
                 if check(value) != value:
