@@ -84,6 +84,9 @@ def succeeded(done: Done) -> str:
     [
         (["serve", "--no-such-option"], ["--no-such-option"]),
         (["serve", "--port", "99999"], ["--port", "65535"]),
+        (["serve", "--served-model-name", ""], ["--served-model-name: must have 1 to 256"]),
+        (["serve", "--cors-origin", "x"], ["--cors-origin: 'x' must be an origin"]),
+        (["serve", "--allowed-host", "a b"], ["--allowed-host: 'a b' must be a host's name"]),
         (["serve", "--draft-steps", "0"], ["--draft-steps", "32"]),
         (["serve", "--metrics-names", "x"], ["--metrics-names", "sglang"]),
         (["serve", "--log-format", "xml"], ["--log-format", "json"]),

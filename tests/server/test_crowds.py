@@ -17,8 +17,9 @@ import pytest
 from eyas.server.launch import SPARE_FILES, fit_to_open_files
 from eyas.server.options import ServerOptions
 from tests.server.fakes import FakeClient, LiveServer, live_server
+from tests.server.test_error_codes import held
 from tests.server.test_launch import served
-from tests.server.test_limits import BODY, CHAT, until
+from tests.server.test_limits import BODY, CHAT, post_head, until
 
 HALF_A_HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
@@ -98,6 +99,28 @@ def test_requests_beyond_their_limit_hear_so(directory: Path):
         assert until(lambda: http.post(CHAT, json=BODY).status_code == 200)
 
 
+def test_a_crowd_that_comes_at_once_waits_to_be_prepared(directory: Path):
+    """300 requests wait for the two threads that prepare them. At the limit the last in turn makes
+    place for one that can be prepared sooner."""
+
+    def ask(num_chars: int) -> socket.socket:
+        body = json.dumps({**BODY, "messages": [{"role": "user", "content": "x" * num_chars}]})
+        return stack.enter_context(connect(server, post_head(len(body)) + body.encode()))
+
+    with (
+        live_server(FakeClient(directory), max_requests=300) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        release = held(server)
+        crowd = [ask(100) for _ in range(300)]
+        assert until(lambda: server.service.prepare_pool.num_waiting == 300)
+        sooner = ask(1)
+        assert until(lambda: 'status="503"} 1.0' in httpx.get(f"{server.url}/metrics").text)
+        release()
+        assert sooner.recv(12) == b"HTTP/1.1 200"
+        assert sorted(each.recv(12)[-3:] for each in crowd) == [b"200"] * 299 + [b"503"]
+
+
 def upload(server: LiveServer, length: int, data: bytes) -> socket.socket:
     """A connection that announces more than it sends."""
     head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n".encode()
@@ -107,7 +130,7 @@ def upload(server: LiveServer, length: int, data: bytes) -> socket.socket:
 @pytest.fixture
 def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for two bodies of 5000 bytes, of which a tenth is free."""
-    monkeypatch.setattr("eyas.server.request_reader.MAX_LARGE_BODIES", 2)
+    monkeypatch.setattr("eyas.server.options.MAX_LARGE_BODIES", 2)
     monkeypatch.setattr("eyas.server.body.SMALL_BYTES", 500)
     monkeypatch.setattr("eyas.server.body.PROGRESS_BYTES", 1000)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from eyas.server import thread_pool
 from eyas.server.client import EngineOverloaded, EngineUnavailable
 from eyas.server.codes import Code
 from tests.server.fakes import FakeClient, LiveServer, live_server
-from tests.server.test_limits import raw, read_all
+from tests.server.test_limits import post_head, raw, read_all
 
 ROOT = Path(__file__).parents[2]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -217,6 +218,17 @@ def body_timeout(directory: Path) -> None:
         error_on(server, head, Code.BODY_TIMEOUT)
 
 
+def client_closed(directory: Path) -> None:
+    client = FakeClient(directory)
+    client.delay = 0.05
+    with live_server(client) as server:
+        body = b'{"prompt": "x"}'
+        with raw(server, post_head(len(body), TEXT) + body) as connection:
+            connection.shutdown(socket.SHUT_WR)
+            head, _, answer = read_all(connection).partition(b"\r\n\r\n")
+        checked(int(head.split()[1]), json.loads(answer), Code.CLIENT_CLOSED)
+
+
 def draining(directory: Path) -> None:
     with live_server(FakeClient(directory)) as server:
         server.service.is_draining = True
@@ -256,6 +268,7 @@ OTHERS = [
     malformed_http,
     head_too_large,
     body_timeout,
+    client_closed,
     draining,
     preparation_queue_full,
     prompt_too_slow,

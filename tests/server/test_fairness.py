@@ -15,7 +15,6 @@ import pytest
 from eyas.core import GrammarError
 from eyas.schemas import prepare
 from eyas.schemas.prepare import LruCache
-from eyas.server import thread_pool
 from eyas.server.errors import ApiError
 from eyas.server.options import ServerOptions
 from eyas.server.thread_pool import FairThreadPool
@@ -132,8 +131,8 @@ def test_a_memo_is_bounded() -> None:
 class Blocked:
     """Workers of one thread, which is taken until `free` is called."""
 
-    def __init__(self, timeout_seconds: float = 300) -> None:
-        self.workers = FairThreadPool(timeout_seconds, num_threads=1)
+    def __init__(self, timeout_seconds: float = 300, max_waiting_bytes: int = 2**30) -> None:
+        self.workers = FairThreadPool(timeout_seconds, max_waiting_bytes, num_threads=1)
         self.order: list[str] = []
         self._gate = threading.Event()
         self.tasks: list[asyncio.Task[Any]] = []
@@ -184,13 +183,9 @@ def test_who_has_asked_for_much_waits_behind_who_has_asked_for_little() -> None:
     assert asyncio.run(run()) == ["a0", "b0", "a1", "b1", "a2", "a3"]
 
 
-def test_where_too_many_wait_the_last_in_turn_is_told_to_come_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(thread_pool, "MAX_WAITING", 3)
-
+def test_where_memory_is_full_the_last_in_turn_is_told_to_come_again() -> None:
     async def run() -> tuple[list[Any], list[str]]:
-        blocked = Blocked()
+        blocked = Blocked(max_waiting_bytes=300_000)
         await blocked.take()
         for k in range(4):
             await blocked.ask(f"large {k}", f"stranger {k}", 100_000)

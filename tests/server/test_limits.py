@@ -139,6 +139,44 @@ def test_a_client_that_leaves_ends_its_request_at_once(directory: Path, stream: 
         assert until(lambda: server.service.num_running == 0)
 
 
+def test_a_client_that_closes_its_side_still_gets_what_is_answered_at_once(directory: Path):
+    """An answer that would take time is ended as if the client had left."""
+    client = FakeClient(directory)
+    client.delay = 0.05
+    client.answer = lambda request, index: "word " * 3000
+    get = b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    asks = json.dumps(BODY).encode()
+    with live_server(client) as server:
+
+        def statuses(data: bytes) -> list[bytes]:
+            with raw(server, data) as connection:
+                connection.shutdown(socket.SHUT_WR)
+                return re.findall(rb"HTTP/1.1 (\d+)", read_all(connection))
+
+        assert statuses(get % b"/health" + get % b"/v1/models") == [b"200", b"200"]
+        assert statuses(post_head(2) + b"{}" + get % b"/health") == [b"400", b"200"]
+        assert statuses(post_head(len(asks)) + asks + get % b"/health") == [b"499", b"200"]
+        assert statuses(get % b"/health" + post_head(9) + b"{") == [b"200", b"400"]
+        assert statuses(b"") == statuses(b"GET /hea") == []
+        assert until(lambda: server.service.num_running == 0)
+        assert len(client.aborted) == len(client.requests)
+
+
+def test_a_stream_whose_client_closes_its_side_ends_without_an_error_of_ours(
+    directory: Path, caplog: pytest.LogCaptureFixture
+):
+    client = FakeClient(directory)
+    client.delay = 0.05
+    client.answer = lambda request, index: "word " * 3000
+    asks = json.dumps({**BODY, "stream": True}).encode()
+    with live_server(client) as server, raw(server, post_head(len(asks)) + asks) as connection:
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        connection.shutdown(socket.SHUT_WR)
+        assert b"[DONE]" not in read_all(connection)
+        assert until(lambda: len(client.aborted) == 1)
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
 def test_a_client_that_reads_nothing_is_given_up(directory: Path):
     client = FakeClient(directory)
     client.answer = lambda request, index: "word " * 60_000

@@ -14,7 +14,7 @@ import pytest
 
 from eyas import wire
 from eyas.engine.worker import LOG_SECONDS, REPORT_SECONDS, LoadingReports
-from eyas.server.thread_pool import MAX_WAITING
+from eyas.server.service import MAX_WAITING_FOR_START
 from tests.server.engine_info import engine_info
 from tests.server.fakes import FakeClient, LiveServer, live_server, model_directory
 from tests.server.test_launch import SECONDS, served
@@ -114,11 +114,14 @@ def test_no_more_wait_than_there_is_room_for(directory: Path):
         assert [each.result(SECONDS).status_code for each in waiting] == [200] * 4
 
 
-def test_as_many_wait_as_can_be_prepared_together(directory: Path):
+def test_a_bounded_number_waits_and_all_of_it_is_served(directory: Path):
     client = starting(directory)
     options = {"start_wait_seconds": SECONDS, "max_queued": 2000}
-    with live_server(client, **options) as server, ThreadPoolExecutor(MAX_WAITING) as pool:
-        waiting = asked(pool, server, MAX_WAITING)
+    with (
+        live_server(client, **options) as server,
+        ThreadPoolExecutor(MAX_WAITING_FOR_START) as pool,
+    ):
+        waiting = asked(pool, server, MAX_WAITING_FOR_START)
         assert post(server).status_code == 429
         get_ready(server, client, directory)
         assert {each.result(SECONDS).status_code for each in waiting} == {200}

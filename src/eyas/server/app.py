@@ -327,8 +327,8 @@ async def _request_error(http: HttpRequest, error: Exception) -> Response:
 
 
 async def _client_disconnected(http: HttpRequest, error: Exception) -> Response:
-    """Return a response that only metrics see: the client has disconnected."""
-    return Response(status_code=499)
+    """Return an error for a client that has closed one side of its connection, or for metrics alone."""
+    return refusal(http.scope, ApiError(Code.CLIENT_CLOSED))
 
 
 async def _http_error(http: HttpRequest, error: Exception) -> Response:

@@ -167,8 +167,10 @@ async def read_body(
                     raise too_large
                 share.add(len(chunk))
                 chunks.append(chunk)
-    except (TimeoutError, ClientDisconnect) as error:
+    except TimeoutError as error:
         raise ApiError(Code.BODY_TIMEOUT) from error
+    except ClientDisconnect as error:
+        raise ApiError(Code.CLIENT_CLOSED) from error
     return b"".join(chunks)
 
 

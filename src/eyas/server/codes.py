@@ -163,6 +163,11 @@ class Code(Enum):
     )
     HEAD_TOO_LARGE = (431, "the head of the request is too long", "shorten it")
     QUEUE_FULL = (429, "too many requests are waiting", "try again in a moment")
+    CLIENT_CLOSED = (
+        499,
+        "the client closed its side of the connection before it had the answer",
+        "keep it open until the answer has arrived",
+    )
     INTERNAL_ERROR = (500, "the server failed on this request", "its log says why")
     ENGINE_ERROR = (500, "the engine failed on this answer", "try it again")
     ENGINE_STARTING = (503, "the model is still being loaded", "try again in a moment")

@@ -2,9 +2,10 @@
 
 Promises: a connection that sends no complete request head in time is closed. At the limit of
 connections, the one that has been without a complete request for the longest time is closed, so that
-a new one is always accepted. A client that reads nothing of its answer is cut off. A request that
-cannot be parsed as HTTP, or that a proxy in front of this server may parse differently, gets an error
-in OpenAI's shape. Does not know: routes.
+a new one is always accepted. A client that reads nothing of its answer is cut off. One that closes its
+side of the connection counts as gone, since both look the same, but what the server still answers is
+written for it. A request that cannot be parsed as HTTP, or that a proxy in front of this server may
+parse differently, gets an error in OpenAI's shape. Does not know: routes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 import h11
 import msgspec
 from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from eyas.server.body import PROGRESS_BYTES
@@ -186,6 +188,8 @@ class BoundedProtocol(H11Protocol):
         self._write_timeout_seconds = write_timeout_seconds
         self._num_since_progress = 0
         self._is_ended = False
+        self._has_client_ended = False
+        self.app = self._with_end_of_client(self.app)
         self.conn = self._reader = _RequestParser(max_header_bytes)  # pyrefly: ignore
 
     @property
@@ -233,6 +237,47 @@ class BoundedProtocol(H11Protocol):
         elif not had_request and self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self.transport.close)
 
+    def eof_received(self) -> bool:
+        """Keep the connection open until the requests that have arrived are answered."""
+        self._has_client_ended = True
+        self._pass_end_of_client()
+        return True
+
+    def _pass_end_of_client(self) -> None:
+        """Tell the running request that the client sends nothing more; without one, close the
+        connection."""
+        if not self._has_request:
+            self.transport.close()
+        elif self.cycle.more_body:
+            self.conn.receive_data(b"")
+            self.handle_events()
+        else:
+            self.cycle.message_event.set()
+
+    def _with_end_of_client(self, app: ASGIApp) -> ASGIApp:
+        """Return an app for which a client that sends nothing more has disconnected, but can still be
+        sent an answer."""
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            cycle, is_whole = self.cycle, False
+
+            async def receive_until_end() -> Message:
+                nonlocal is_whole
+                if is_whole and self._has_client_ended:
+                    return {"type": "http.disconnect"}
+                message = await receive()
+                if is_whole:  # woken by the end of the client, or of the answer
+                    return {"type": "http.disconnect"}
+                is_whole = message["type"] == "http.request" and not message["more_body"]
+                return message
+
+            await app(scope, receive_until_end, send)
+            if self._has_client_ended and not cycle.response_complete:
+                cycle.disconnected = True  # a stream that has been ended in the middle
+                self.transport.close()
+
+        return run
+
     def pause_writing(self) -> None:
         """Start the timeout of writing: the client has not read all data. Also called while closing."""
         super().pause_writing()
@@ -245,6 +290,8 @@ class BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()  # starts the next request, if it has arrived already
         self._connections.update(self, has_request=self._has_complete_request)
+        if self._has_client_ended:
+            self._pass_end_of_client()
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that cannot be parsed, unless its answer has begun, and close the

@@ -72,7 +72,12 @@ def serve(
     try:
         listener = _listen(options.host, options.port)
     except OSError as error:
-        log.error("cannot listen on %s:%d: %s", options.host, options.port, error.strerror)
+        log.error(
+            "cannot listen on %s:%d: %s; choose another --host or --port",
+            options.host,
+            options.port,
+            error.strerror,
+        )
         return 1
     if not (options.api_keys or options.allow_no_key) and is_reached_by_others(listener):
         log.warning(

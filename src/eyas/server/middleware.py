@@ -142,7 +142,7 @@ class ServerMiddleware:
             is_whole = message["type"] == "http.request" and not message.get("more_body", False)
             if is_whole and not is_counted:
                 if self._num_requests >= self._service.options.max_requests:
-                    raise ApiError(Code.QUEUE_FULL)
+                    self._make_place()
                 is_counted = True
                 self._num_requests += 1
             return message
@@ -160,6 +160,12 @@ class ServerMiddleware:
                 await refusal(scope, failure)(scope, receive, send_and_note)
         finally:
             self._num_requests -= is_counted
+
+    def _make_place(self) -> None:
+        """End the last in turn of the requests that wait to be prepared, for another one. ApiError 429
+        if none waits."""
+        if not self._service.prepare_pool.refuse_last():
+            raise ApiError(Code.QUEUE_FULL)
 
     def _authorize(self, scope: Scope, headers: Headers) -> None:
         if scope["path"] in PROBES:

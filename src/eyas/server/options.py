@@ -13,10 +13,13 @@ import msgspec
 from eyas.core import MAX_LOGPROBS
 from eyas.dialect import check_parsers
 from eyas.logs import LogFormat
+from eyas.server.fields import MAX_NAME_CHARS
 from eyas.server.metrics_format import MetricsNames
 from eyas.server.origins import checked_host, checked_origin
 
 MAX_RESTARTS = 5
+MAX_LARGE_BODIES = 32
+"""How many bodies of the largest size may be in memory at once."""
 StreamGranularity = Literal["step", "token"]
 """How a stream is cut into events: one for all the tokens of a step, or one for each token."""
 
@@ -97,6 +100,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         several = len(self.api_keys) > 1
         return max(1, self.max_queued * 3 // 4) if several else self.max_queued
 
+    @property
+    def max_body_memory(self) -> int:
+        """The limit of the bytes of all bodies that are being read, and of all that wait to be
+        prepared."""
+        return MAX_LARGE_BODIES * self.max_body_bytes
+
     def __post_init__(self) -> None:
         for name, low, high in (
             ("port", 0, 65535),
@@ -125,6 +134,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("max_requests: must be below max_connections, which probes need too")
         if any(not key or not key.isprintable() for key in self.api_keys):
             raise ValueError("api_keys: must not be empty and have printable characters only")
+        for name in self.served_model_names:
+            if not (0 < len(name) <= MAX_NAME_CHARS and name.isprintable()):
+                raise ValueError(
+                    f"served_model_names: must have 1 to {MAX_NAME_CHARS} printable characters, not "
+                    f"{name[:MAX_NAME_CHARS]!r}"
+                )
         for name, check in (("allowed_hosts", checked_host), ("cors_origins", checked_origin)):
             for value in getattr(self, name):
                 if check(value) != value:

@@ -18,16 +18,13 @@ from eyas.server.text_processor import TextProcessor
 
 Result = TypeVar("Result")
 
-MAX_LARGE_BODIES = 32
-"""How many bodies of the largest size may be in memory at once."""
-
 
 class RequestReader:
     """The reader that all routes of a server share."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._bodies = BodyMemoryLimit(MAX_LARGE_BODIES * service.options.max_body_bytes)
+        self._bodies = BodyMemoryLimit(service.options.max_body_memory)
 
     async def read(self, http: HttpRequest, kind: type[Body]) -> tuple[Body, TextProcessor]:
         """Read and validate the body. Return it with the text processor. ApiError if it is invalid, or
@@ -47,6 +44,10 @@ class RequestReader:
         return body, self._service.text_processor
 
     async def prepare(self, http: HttpRequest, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`, run in a thread when it is this client's turn."""
+        """Return the result of `work`, run in a thread when it is this client's turn.
+
+        ClientDisconnected if the client leaves before that.
+        """
         client = self._service.client_of(http)
-        return await self._service.prepare_pool.run(work, client, http.state.body_size)
+        prepared = self._service.prepare_pool.run(work, client, http.state.body_size)
+        return await unless_disconnected(http.receive, prepared)

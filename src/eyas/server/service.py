@@ -27,9 +27,11 @@ from eyas.server.record import RequestRecord
 from eyas.server.request_log import log_request
 from eyas.server.response_store import ResponseStore
 from eyas.server.text_processor import TextProcessor, model_directory
-from eyas.server.thread_pool import MAX_WAITING, FairThreadPool
+from eyas.server.thread_pool import FairThreadPool
 
 log = logging.getLogger("eyas.server")
+
+MAX_WAITING_FOR_START = 256
 
 
 class Service:
@@ -43,8 +45,9 @@ class Service:
         self.options = options
         self.client = client
         self.names = options.served_model_names or (config.model.path,)
-        self.prepare_pool = FairThreadPool(options.text_timeout_seconds)
-        self.parse_pool = FairThreadPool(options.text_timeout_seconds, num_threads=1)
+        seconds, num_bytes = options.text_timeout_seconds, options.max_body_memory
+        self.prepare_pool = FairThreadPool(seconds, num_bytes)
+        self.parse_pool = FairThreadPool(seconds, num_bytes, num_threads=1)
         self.encode_pool = ThreadPoolExecutor(1, thread_name_prefix="eyas-write")
         self.metrics = Metrics(
             client.health, self.names[0], options.metrics_names, config.cache.kv_events.block_size
@@ -121,7 +124,7 @@ class Service:
         restarted engine: another server may take them, and they may be what made the engine fail.
         """
         limits = (self.options.max_queued, self.options.max_queued_each)
-        max_waiting, max_waiting_each = (min(limit, MAX_WAITING) for limit in limits)
+        max_waiting, max_waiting_each = (min(limit, MAX_WAITING_FOR_START) for limit in limits)
         if (
             self.num_waiting_for_start >= max_waiting
             or self._waiting_for_start[client] >= max_waiting_each

@@ -3,8 +3,9 @@
 Promises: small work runs before large work, whoever requested it first, and a client that has used
 much time waits for clients that have used little. This is start-time fair queueing (Goyal, Vin,
 Cheng, SIGCOMM 1996); the cost of work is estimated by its size and corrected by the processor time
-that it took. Work that waits too long is refused, and so is the last in order when too many wait;
-work that runs too long is an error. Does not know: what the work is.
+that it took. Work that waits too long is refused, and so is the last in order when memory for what
+waits is full or its place is needed; work that runs too long is an error. Does not know: what the work
+is, how many may wait.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any, TypeVar
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 
-MAX_WAITING = 256
 NUM_THREADS = 2
 SECONDS_EACH, SECONDS_A_BYTE = 1e-3, 4e-6
 """The estimated cost of work: of any work, and of each byte."""
@@ -32,10 +32,12 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Work that waits or runs. start, end: its interval in virtual time, in seconds of work."""
+    """Work that waits or runs. size: in bytes. start, end: its interval in virtual time, in seconds of
+    work."""
 
     work: Callable[[], Any]
     client: str
+    size: int
     start: float
     end: float
     assigned: asyncio.Event = field(default_factory=asyncio.Event)
@@ -44,13 +46,17 @@ class _Job:
 
 class FairThreadPool:
     """A thread pool with a fair queue. timeout_seconds: the limit of waiting, and also that of
-    running."""
+    running. max_waiting_bytes: the limit of the sizes of all work that waits."""
 
-    def __init__(self, timeout_seconds: float, num_threads: int = NUM_THREADS) -> None:
+    def __init__(
+        self, timeout_seconds: float, max_waiting_bytes: int, num_threads: int = NUM_THREADS
+    ) -> None:
         self._timeout_seconds = timeout_seconds
+        self._max_waiting_bytes = max_waiting_bytes
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="eyas-text")
         self._num_free = num_threads
         self._waiting: list[_Job] = []
+        self._num_waiting_bytes = 0
         self._virtual_time = 0.0
         self._virtual_end: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -63,14 +69,14 @@ class FairThreadPool:
         """Return the result of `work()`, run in a thread.
 
         client: the identity for fair sharing. size: bytes to process. ApiError 503 if the work waits
-        too long, or too many others wait; 400 if it runs too long.
+        too long, or its place or memory is needed for other work; 400 if it runs too long.
         """
         job = self._enqueue(work, client, size)
         try:
             await asyncio.wait_for(job.assigned.wait(), self._timeout_seconds)
         except BaseException as error:
             if job in self._waiting:
-                self._waiting.remove(job)
+                self._take_out(job)
             elif not job.is_refused:
                 self._release_thread()
             if isinstance(error, TimeoutError):
@@ -98,24 +104,36 @@ class FairThreadPool:
     def _enqueue(self, work: Callable[[], Any], client: str, size: int) -> _Job:
         with self._lock:
             start = max(self._virtual_time, self._virtual_end.pop(client, 0.0))
-            job = _Job(work, client, start, start + SECONDS_EACH + size * SECONDS_A_BYTE)
+            job = _Job(work, client, size, start, start + SECONDS_EACH + size * SECONDS_A_BYTE)
             self._virtual_end[client] = job.end
             if len(self._virtual_end) > MAX_CLIENTS:
                 del self._virtual_end[next(iter(self._virtual_end))]
         self._waiting.append(job)
-        if len(self._waiting) > MAX_WAITING:
-            last = max(reversed(self._waiting), key=lambda job: job.end)
-            self._waiting.remove(last)
-            last.is_refused = True
-            last.assigned.set()
+        self._num_waiting_bytes += size
+        while self._num_waiting_bytes > self._max_waiting_bytes:
+            self.refuse_last()
         self._assign_threads()
         return job
+
+    def refuse_last(self) -> bool:
+        """Refuse the last in order of the work that waits. Return whether any waited."""
+        if not self._waiting:
+            return False
+        last = max(reversed(self._waiting), key=lambda job: job.end)
+        self._take_out(last)
+        last.is_refused = True
+        last.assigned.set()
+        return True
+
+    def _take_out(self, job: _Job) -> None:
+        self._waiting.remove(job)
+        self._num_waiting_bytes -= job.size
 
     def _assign_threads(self) -> None:
         """Assign free threads to the jobs with the earliest end in virtual time."""
         while self._num_free and self._waiting:
             job = min(self._waiting, key=lambda job: job.end)
-            self._waiting.remove(job)
+            self._take_out(job)
             self._virtual_time = max(self._virtual_time, job.start)
             self._num_free -= 1
             job.assigned.set()

@@ -160,8 +160,6 @@ def _error_type(record: RequestRecord) -> str | None:
     """Return the code of an error, or how a stream failed that had begun; None without a failure."""
     if record.error_code is not None:
         return record.error_code
-    if record.status == 499:
-        return "left"
     failures = _failures(record.answer)
     return failures[0] if failures else None
 
