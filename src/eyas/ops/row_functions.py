@@ -1,11 +1,11 @@
-"""Functions of single numbers whose results on a CPU do not depend on the rows around them.
+"""Functions of single numbers whose results on a CPU do not depend on the numbers around them.
 
 torch's CPU kernels use vector code for most numbers and scalar code for the last few of each run, and
 the two differ in the last bit of an exponential. Here every row is a run of its own, at an aligned
-address and padded to whole vectors, and torch gets so few numbers at once that it does not split
-them between threads.
+address and padded to what vector code takes at once, and torch gets so few numbers at once that it does
+not split them between threads.
 
-Promises: a row has the same bits in any call.
+Promises: a number has the same bits in any row of any call, so that ranks can divide rows.
 Does not know: what the numbers are.
 
 Legend: L rows, X numbers of a row.
@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import torch
 
-ALIGNED = 16
-"""Float32 numbers between aligned addresses."""
+ALIGNED = 32
+"""Float32 numbers that torch's vector code takes at once: two vectors, of 16 numbers with AVX-512."""
 SERIAL = 1024
 """torch runs these functions on one thread up to so many numbers; some only up to 2048."""
 
