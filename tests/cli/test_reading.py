@@ -254,6 +254,7 @@ def test_a_server_gets_what_it_is_told(line: Line) -> None:
         ("kimi_k2", "qwen25"),
         ("mimo", "qwen3"),
         ("none", "llama3_json"),
+        ("qwen3", "qwen3_coder"),
     ],
 )
 def test_parsers_have_the_peers_names(line: Line, reasoning: str, tools: str) -> None:
@@ -265,7 +266,7 @@ def test_parsers_have_the_peers_names(line: Line, reasoning: str, tools: str) ->
     ("name", "words"),
     [
         ("deepseekv32", "DSML"),
-        ("qwen3_coder", "XML"),
+        ("mimo", "XML"),
         ("kimi_k2", "sections"),
         ("glm47", "GLM 4.7"),
         ("colour", "is not known"),

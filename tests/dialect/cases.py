@@ -15,6 +15,7 @@ from eyas.dialect.glm import glm
 from eyas.dialect.harmony import harmony
 from eyas.dialect.llama3 import llama3
 from eyas.dialect.qwen3 import qwen3
+from eyas.dialect.qwen3_coder import qwen3_coder
 from eyas.grammar import Json
 
 from .streams import Letters
@@ -117,6 +118,18 @@ FAMILIES: dict[str, Family] = {
         (*THINK, "<tool_call>", "</tool_call>"),
         (OPENED, CLOSED, NEITHER),
         JSON_PIECES,
+    ),
+    "qwen3_coder": Family(
+        qwen3_coder,
+        (*THINK, "<tool_call>", "</tool_call>"),
+        (OPENED, CLOSED, NEITHER),
+        (
+            "\n<function=get_weather>\n",
+            "<parameter=city>\n",
+            "<parameter=days>\n3",
+            "\n</parameter>\n",
+            "</function>\n",
+        ),
     ),
     "generic": Family(
         generic,

@@ -25,6 +25,9 @@ THINKS = Letters("<t>", "<think>", "</think>")
         (BARE, None, None, "generic"),
         (BARE, "<tool_call>", None, "qwen3"),
         (Letters("<tool_call>"), None, None, "qwen3"),
+        (Letters("<tool_call>"), "<tool_call><function=f><parameter=p>", None, "qwen3_coder"),
+        (Letters("<tool_call>"), "<tool_call>", "Qwen3_5ForCausalLM", "qwen3"),
+        (Letters("<tool_call>"), None, "Qwen3_5MoeForConditionalGeneration", "qwen3_coder"),
         (BARE, None, "Qwen2ForCausalLM", "qwen3"),
         (Letters("<|python_tag|>"), None, "LlamaForCausalLM", "llama3"),
         (Letters("<|python_tag|>"), "<tool_call>", "LlamaForCausalLM", "qwen3"),
@@ -49,6 +52,8 @@ def test_the_checkpoint_shows_it(
     ("reasoning", "tools", "name"),
     [
         ("qwen3", None, "qwen3"),
+        ("qwen3", "qwen3_coder", "qwen3_coder"),
+        (None, "qwen3_xml", "qwen3_coder"),
         ("deepseek-r1", "deepseek_v3", "deepseek"),
         ("deepseek_r1", "hermes", "qwen3"),
         ("deepseek-v3", "deepseekv31", "deepseek_v31"),

@@ -29,6 +29,14 @@ def hermes(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+def tagged(name: str, **parameters: str) -> str:
+    lines = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items()]
+    return f"<tool_call>\n<function={name}>\n{''.join(lines)}</function>\n</tool_call>"
+
+
+OSLO = tagged("get_weather", city="Os\nlo <b>", days="3", unit="C")
+
+
 def fenced(name: str, arguments: str) -> str:
     fence = f"```json\n{arguments}\n```"
     return f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n{fence}<｜tool▁call▁end｜>"
@@ -101,6 +109,32 @@ TRANSCRIPTS = [
         "qwen3", NEITHER, AUTO, "<tool_call>time</tool_call>.", content="<tool_call>time</tool_call>.",
         legal=False,
     ),
+    transcript(
+        "qwen3_coder",
+        OPENED,
+        AUTO,
+        f"h\n</think>\n\nSo:\n{OSLO}\n{tagged('time')}",
+        ("get_weather", '{"city": "Os\\nlo <b>", "days": 3, "unit": "C"}'),
+        ("time", "{}"),
+        reasoning="h",
+        content="So:",
+    ),
+    transcript(
+        "qwen3_coder",
+        NEITHER,
+        ONE,
+        tagged("get_weather", city=""),
+        ("get_weather", '{"city": ""}'),
+    ),
+    transcript(
+        "qwen3_coder", NEITHER, AUTO, tagged("get_weather", days="2"), ("get_weather", '{"days": 2}'),
+        legal=False,
+    ),
+    transcript(
+        "qwen3_coder", NEITHER, AUTO, "<tool_call>f</tool_call>.", content="<tool_call>f</tool_call>.",
+        legal=False,
+    ),
+    transcript("qwen3_coder", NEITHER, AUTO, "a <function=f>", content="a <function=f>"),
     transcript("generic", OPENED, PLAIN, "a</think>b", reasoning="a", content="b"),
     transcript("generic", NEITHER, PLAIN, "<think>a</think>b", content="<think>a</think>b"),
     transcript("generic", NEITHER, AUTO, f"x {hermes('time', '{}')}", ("time", "{}"), content="x"),
@@ -258,4 +292,5 @@ def test_cut_anywhere_it_is_the_beginning_of_the_whole(case: Case, entry: Transc
         assert Outcome.of(before).begins(entry.outcome)
         rest = "".join(event.text for event in segmenter.finish())
         assert len(rest) <= len(stream.text)
-        assert rest.rstrip("\n}") in stream.text
+        as_written = rest.replace("\\n", "\n")  # a line end of an argument becomes JSON
+        assert as_written.rstrip("\n}") in stream.text

@@ -227,6 +227,24 @@ def test_biases_of_zeros_that_exporters_add_are_ignored(copy: Path) -> None:
         load_model(copy)
 
 
+def test_a_config_of_the_cache_alone_leaves_weights_as_they_are(copy: Path) -> None:
+    expected = run(load_model(copy, dtype="float32"))
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    change_config(
+        copy,
+        quantization_config={
+            "quant_method": "compressed-tensors",
+            "config_groups": {},
+            "format": "dense",
+            "kv_cache_scheme": scheme,
+        },
+    )
+    change_tensors(
+        copy, lambda t: t.update({"model.layers.0.self_attn.k_scale": torch.tensor([0.5])})
+    )
+    assert torch.equal(run(load_model(copy, dtype="float32")), expected)
+
+
 CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": (
         {"quant_method": "bitsandbytes"},

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from eyas.models import load_model, read_spec
 from eyas.models.checkpoint import Checkpoint
+from eyas.models.locate import locate_model
 from eyas.models.weights import checkpoint_name
 
 from .dense_attend import RowByRow
@@ -169,11 +170,11 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "experts": (
         {"architectures": ["PhimoeForCausalLM"], "num_experts": 128},
-        r"'PhimoeForCausalLM' is not supported \(it is a mixture of experts\)",
+        r"'PhimoeForCausalLM' is not supported; supported: .*MixtralForCausalLM",
     ),
-    "experts, by their fields": (
-        {"architectures": ["BrandNewForCausalLM"], "n_routed_experts": 8, "kv_lora_rank": 512},
-        r"'BrandNewForCausalLM' .*\(it is a mixture of experts, it has latent attention\)",
+    "states, by their fields": (
+        {"architectures": ["BrandNewForCausalLM"], "mamba_d_state": 8, "n_routed_experts": 8},
+        r"'BrandNewForCausalLM' is not supported \(it has layers with a state [^)]*\)\); supported",
     ),
     "images": (
         {"architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {"depth": 2}},
@@ -365,6 +366,27 @@ def test_remote_code_of_a_supported_architecture_is_ignored(copy: Path) -> None:
 def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no config\.json; give the directory"):
         load_model(tmp_path)
+
+
+def test_what_is_no_model_is_named_with_the_remedy(copy: Path, tmp_path: Path) -> None:
+    """An adapter, with and without a config.json; GGUF files; the hub's cache; a GGUF file itself."""
+    (copy / "model.safetensors").rename(copy / "adapter_model.safetensors")
+    (copy / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds an adapter, .* merge it into its base model"):
+        load_model(copy)
+    (copy / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"holds an adapter, .* merge it into its base model"):
+        read_spec(copy)
+    file = tmp_path / "model-Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    for path in (tmp_path, file):
+        with pytest.raises(ValueError, match=r"file; .* safetensors .* GGUF is not read"):
+            read_spec(locate_model(str(path)))
+    snapshot = tmp_path / "cache" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").touch()
+    with pytest.raises(ValueError, match=r"of the hub's cache; give .*/snapshots/abc,"):
+        read_spec(tmp_path / "cache")
 
 
 def test_a_broken_config_is_refused(copy: Path) -> None:

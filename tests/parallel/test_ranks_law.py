@@ -47,14 +47,17 @@ pytestmark = pytest.mark.skipif(
     compiled().library is None, reason="ranks on a CPU need a C compiler"
 )
 
+NORMS_OF_ALL_HEADS = "olmo2"
 KINDS = {
     "dense": drawn(((4, 1),), ((2, 1), (4, 1))),
     "experts": ((2, 1), drawn((2, 2), (4, 4))),
     "latent": ((2, 1),),
     "state": ((2, 2),),
     "sinks and windows": ((2, 2),),
+    NORMS_OF_ALL_HEADS: ((4, 1),),
 }
-"""(ranks, ranks that divide the experts) that each kind of layer runs on."""
+"""(ranks, ranks that divide the experts) that each kind of layer runs on. The model with norms over all
+heads has two key heads, each of them on two ranks."""
 
 
 def requests() -> list[Request]:
@@ -102,6 +105,9 @@ def test_ranks_give_the_tokens_and_log_probabilities_of_one(kind: str, tmp_path:
     """In batches, by chunks, with drafts, after a prefix hit and after preemption."""
     if kind == "dense":
         directory = write_model(tmp_path / "model", seed=1, mixing=0.3)
+    elif kind == NORMS_OF_ALL_HEADS:
+        model = make_model(kind, vocab_size=VOCAB, intermediate_size=96)
+        directory = save_model(model, tmp_path / "model")
     else:
         directory = write_layers(tmp_path / "model", kind)
     expected: Answers = {}

@@ -50,7 +50,6 @@ def config_of(directory: Path, tp: int, dtype: str = "auto", **parallel: object)
             ["parallel.tp: the 36 features", "multiple of 8"],
         ),
         ("qwen3 next", {}, 4, ["parallel.tp: 4 ranks", "2 key heads", "--tp 1 or 2"]),
-        ("olmo2", {}, 2, ["parallel.tp: Olmo2ForCausalLM", "all heads together"]),
         ("deepseek v4", {}, 2, ["parallel.tp: DeepseekV4", "compressed attention"]),
     ],
 )

@@ -1,5 +1,5 @@
-"""GLM-4.5, DeepSeek-R1 and Qwen3 through the server: tiny random models, each with its family's tokens
-and a template that writes its format. gpt-oss and DeepSeek-V4 have files of their own."""
+"""GLM-4.5, DeepSeek-R1, Qwen3 and Qwen3.5 through the server: tiny random models, each with its
+family's tokens and a template of its format. gpt-oss and DeepSeek-V4 have files of their own."""
 
 from __future__ import annotations
 
@@ -80,6 +80,20 @@ DEEPSEEK_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<｜Assistant｜><think>\\n' }}{% endif %}
 """
+CALLS_IN_JSON = """\
+        {{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+        {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+        {{- '}\\n</tool_call>' }}
+"""
+CALLS_IN_TAGS = """\
+        {{- '\\n<tool_call>\\n<function=' + call.name + '>\\n' }}
+        {%- for key, value in call.arguments.items() %}
+            {{- '<parameter=' + key + '>\\n' }}
+            {{- value if value is string else value | tojson }}
+            {{- '\\n</parameter>\\n' }}
+        {%- endfor %}
+        {{- '</function>\\n</tool_call>' }}
+"""
 
 
 @dataclass(frozen=True)
@@ -116,6 +130,12 @@ FAMILIES = {
         switches=False,
     ),
     "Qwen3": Family("qwen3 moe", CHATML_TEMPLATE, tuple(CHATML_TOKENS), tuple(CHATML_MARKERS)),
+    "Qwen3.5": Family(
+        "qwen3.5",
+        CHATML_TEMPLATE.replace(CALLS_IN_JSON, CALLS_IN_TAGS),
+        tuple(CHATML_TOKENS),
+        tuple(CHATML_MARKERS),
+    ),
 }
 USER = [{"role": "user", "content": "How warm is it in </think> Oslo?"}]
 CALLS: dict[str, Any] = {

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.models import load_model
+from eyas.layers.rope import rope_frequencies
+from eyas.models import load_model, read_spec
+from eyas.models.heads import read_head
 from eyas.train.head.config import HeadTraining
-from eyas.train.head.export import head_spec
+from eyas.train.head.export import export_head, head_spec
+from eyas.train.head.network import TrainableHead
 from eyas.train.head.target import PaddedAttend
 from tests.models.tiny import expected_logits, make_model, save_model, tokens
 
@@ -37,3 +40,20 @@ def test_a_head_for_latent_attention_has_plain_attention(tmp_path: Path) -> None
     assert spec.head_dim == spec.rope.head_dim == latent.plain_dim
     assert (spec.rope.kind, spec.rope.is_interleaved) == ("yarn", False)
     assert spec.stores[0].slot_shape == (2, spec.num_kv_heads, spec.head_dim)
+
+
+@pytest.mark.parametrize(
+    "name", ["glm4", "glm4 moe", "phi3 long longrope", "qwen3 next", "gpt-oss"]
+)
+def test_a_head_rotates_whole_heads_and_is_read_as_it_was_trained(
+    name: str, tmp_path: Path
+) -> None:
+    """Also for targets that rotate a part of each head, pairs of neighbours, or with longrope."""
+    target = read_spec(save_model(make_model(name), tmp_path / "target"))
+    config = HeadTraining(output=tmp_path, draft_vocab_size=256, taps=(0, 1, 2))
+    spec = head_spec(config, target)
+    assert len(rope_frequencies(spec.rope)) == spec.head_dim // 2
+    head = TrainableHead(spec, torch.zeros(spec.vocab_size, spec.hidden_size), None, 2)
+    ids_C = torch.arange(spec.draft_vocab_size)
+    for place in export_head(tmp_path, spec, head.state_dict(), ids_C, {}).values():
+        assert read_head(place, target, target_directory=tmp_path / "target").rope == spec.rope

@@ -25,6 +25,7 @@ from eyas.dialect.glm import GlmCalls, glm, glm_reasoning
 from eyas.dialect.harmony import harmony
 from eyas.dialect.llama3 import LlamaCalls, llama3
 from eyas.dialect.qwen3 import HermesCalls, qwen3
+from eyas.dialect.qwen3_coder import TaggedCalls, qwen3_coder
 from eyas.dialect.reasoning import ReasoningFormat
 from eyas.dialect.tools import ToolFormat
 
@@ -58,6 +59,8 @@ _TOOL_NAMES = {
     "qwen25": "hermes",
     "hermes": "hermes",
     "generic": "hermes",
+    "qwen3-coder": "tagged",
+    "qwen3-xml": "tagged",
     "llama3": "llama3",
     "llama3-json": "llama3",
     "llama4-json": "llama3",
@@ -78,8 +81,6 @@ _FOREIGN = {
     "deepseek-v32": "calls in the markup (DSML) of DeepSeek-V3.2, whose tags are not those of V4,",
     "glm47": "calls as GLM 4.7 writes them, without line ends",
     "kimi-k2": "calls in sections of Kimi's own",
-    "qwen3-coder": "calls in XML",
-    "qwen3-xml": "calls in XML",
     "mimo": "calls in XML",
     "mistral": "calls after [TOOL_CALLS]",
     "pythonic": "calls in Python",
@@ -97,6 +98,7 @@ _FOREIGN = {
 _SEPARATORS = re.compile(r"[-_.]")
 _FAMILIES: dict[str, Callable[[Vocabulary], Dialect]] = {
     "qwen3": qwen3,
+    "qwen3_coder": qwen3_coder,
     "llama3": llama3,
     "deepseek": deepseek,
     "deepseek_v31": deepseek_v31,
@@ -108,6 +110,7 @@ _FAMILIES: dict[str, Callable[[Vocabulary], Dialect]] = {
 _PARTS = {
     # family: (format of reasoning, format of calls)
     "qwen3": ("qwen3", "hermes"),
+    "qwen3_coder": ("qwen3", "tagged"),
     "llama3": ("none", "llama3"),
     "deepseek": ("deepseek", "deepseek"),
     "deepseek_v31": ("deepseek_v31", "deepseek_v31"),
@@ -193,6 +196,8 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> tuple[st
     if "tool▁calls▁begin" in template:
         family = "deepseek" if writes_fences(template) else "deepseek_v31"
         return family, "tool▁calls▁begin in the chat template"
+    if "<tool_call>" in template and "<function=" in template and "<parameter=" in template:
+        return "qwen3_coder", "<function= and <parameter= in the chat template"
     if "<tool_call>" in template:
         return "qwen3", "<tool_call> in the chat template"
     if "<|python_tag|>" in template or '"parameters": ' in template:
@@ -208,6 +213,8 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> tuple[st
         return "deepseek", "the token <｜tool▁calls▁begin｜>"
     if architecture.startswith("Deepseek"):
         return "deepseek", by_name
+    if architecture.startswith("Qwen3_5"):
+        return "qwen3_coder", by_name
     if has("<tool_call>"):
         return "qwen3", "the token <tool_call>"
     if architecture.startswith(("Qwen2", "Qwen3")):
@@ -266,4 +273,6 @@ def _tools(tokenizer: Vocabulary, name: str) -> ToolFormat | None:
             return DeepSeekCalls(tokenizer, fences=name == "deepseek")
         case "dsml":
             return DsmlCalls()
+        case "tagged":
+            return TaggedCalls(tokenizer)
     return HermesCalls(tokenizer)

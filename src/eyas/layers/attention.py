@@ -15,7 +15,7 @@ from eyas.attention.base import Attend
 from eyas.kernels.packed import by_row
 from eyas.layers.layouts import UNPACKED, Layouts, common
 from eyas.layers.linear import Linear
-from eyas.layers.norm import RMSNorm
+from eyas.layers.projection_norms import ProjectionNorms
 from eyas.layers.row_order import RowOrder
 from eyas.layers.row_parallel import summing_linear
 from eyas.ops.gate_heads import gate_heads
@@ -103,12 +103,15 @@ class SelfAttention:
         self._q_weight_H: torch.Tensor | None = None
         self._k_weight_H: torch.Tensor | None = None
         self._norm: HeadNorm | None = None
-        self._projection_norms: tuple[RMSNorm, RMSNorm] | None = None
-        self._projection_widths = list(parts.values())
+        self._projection_norms: ProjectionNorms | None = None
         if qk_norm_epsilon is not None and norms_projections:
-            self._projection_norms = (
-                RMSNorm(parts["q"], qk_norm_epsilon, dtype=dtype, device=device),
-                RMSNorm(parts["k"], qk_norm_epsilon, dtype=dtype, device=device),
+            self._projection_norms = ProjectionNorms(
+                queries.times(head_dim),
+                keys.times(head_dim),
+                qk_norm_epsilon,
+                dtype=dtype,
+                device=device,
+                shard=shard,
             )
         elif qk_norm_epsilon is not None:
             self._q_weight_H = torch.empty(head_dim, dtype=dtype, device=device)
@@ -122,9 +125,7 @@ class SelfAttention:
             found["q_norm.weight"] = self._q_weight_H
             found["k_norm.weight"] = self._k_weight_H
         if self._projection_norms is not None:
-            found["q_norm.weight"], found["k_norm.weight"] = (
-                norm.parameter() for norm in self._projection_norms
-            )
+            found |= self._projection_norms.parameters()
         return found
 
     def _lay_out_heads(self, layout: tuple[int, ...]) -> None:
@@ -169,9 +170,7 @@ class SelfAttention:
         if self._has_output_gate:
             heads_TX, gate_TX = heads_TX.tensor_split([-self._output_width], 1)
         if self._projection_norms is not None:
-            q_TX, k_TX, v_TX = heads_TX.split(self._projection_widths, dim=1)
-            q_norm, k_norm = self._projection_norms
-            heads_TX = torch.cat([q_norm(q_TX), k_norm(k_TX), v_TX], dim=1)
+            heads_TX = self._projection_norms(heads_TX)
         q_TNH = rotate_and_store(
             heads_TX, angles, attend.destination(layer), *self._num_heads, self._norm
         )

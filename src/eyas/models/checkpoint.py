@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from eyas.kernels.packed import Layout, Weight, some_columns
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats import Format, StoredTensor, format_of, without_cache_scales
+from eyas.models.other_kinds import other_kind
 from eyas.parallel.cut import Range
 
 MAPPED_BYTES = 64 << 20
@@ -195,10 +196,11 @@ def _files(directory: Path, opens_pickles: bool) -> dict[Path, set[str] | None]:
             f"{directory} holds only pytorch_model.bin, a pickle, which is never opened; convert "
             "it (transformers' save_pretrained writes safetensors) or take a safetensors revision"
         )
-    raise ValueError(
-        f"{directory} has no model.safetensors and no model.safetensors.index.json; "
+    found = other_kind(directory) or (
+        "has no model.safetensors and no model.safetensors.index.json; "
         "give the directory of a complete Hugging Face checkpoint"
     )
+    raise ValueError(f"{directory} {found}")
 
 
 class _SafetensorsReader:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.layers.rope import ROPE_KINDS, RopeSpec
+from eyas.models.other_kinds import other_kind
 
 UNSCALED_ROPE_KINDS = ("default", "dynamic")
 """Rope types without scaling. With "dynamic" the angles change only beyond max_position_embeddings,
@@ -84,10 +85,11 @@ class ConfigFile:
         """Parse config.json of a checkpoint directory. ValueError: as `read`, or there is none."""
         path = Path(directory) / "config.json"
         if not path.is_file():
-            raise ValueError(
-                f"{directory} has no config.json; give the directory of a Hugging Face checkpoint "
+            found = other_kind(path.parent) or (
+                "has no config.json; give the directory of a Hugging Face checkpoint "
                 "(config.json, tokenizer.json, *.safetensors)"
             )
+            raise ValueError(f"{directory} {found}")
         return cls.read(path)
 
     def text_config(self) -> ConfigFile:

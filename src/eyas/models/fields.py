@@ -81,8 +81,6 @@ def _shortened(value: Any) -> str:
 
 
 _BY_FIELD: Mapping[str, re.Pattern[str]] = {
-    "it is a mixture of experts": re.compile(r"expert|moe_|^moe"),
-    "it has latent attention": re.compile(r"kv_lora_rank"),
     "it has layers with a state (Mamba, linear attention)": re.compile(
         r"mamba|^ssm|state_size|linear_(key|num)|conv_kernel"
     ),
@@ -90,9 +88,6 @@ _BY_FIELD: Mapping[str, re.Pattern[str]] = {
     "it has an encoder beside the decoder": re.compile(r"^encoder_|is_encoder_decoder"),
 }
 _BY_NAME: Mapping[str, re.Pattern[str]] = {
-    "it is a mixture of experts": re.compile(
-        r"Moe|MoE|Mixtral|Deepseek|DeepSeek|GptOss|Dbrx|Jamba|Experts|Llama4"
-    ),
     "it has layers with a state (Mamba, linear attention)": re.compile(
         r"Mamba|Rwkv|Jamba|Next|Falcon_?H1|Zamba|Lfm"
     ),
@@ -107,9 +102,9 @@ _BY_NAME: Mapping[str, re.Pattern[str]] = {
 
 
 def unsupported_reason(architecture: str, config: ConfigFile) -> str:
-    """Return, in parentheses, which unsupported features an unsupported architecture has.
+    """Return, in parentheses, what an unsupported architecture has that few or no supported ones have.
 
-    They are guessed from its name and its fields; "" where neither tells.
+    It is guessed from its name and its fields; "" where neither tells.
     """
     fields = [name for name, value in config.values.items() if not _is_neutral(name, value)]
     reasons = [reason for reason, pattern in _BY_NAME.items() if pattern.search(architecture)]

@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from eyas.models.other_kinds import GGUF, GGUF_SUFFIX
+
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 HUB_FILE = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/((?:\w[\w.-]*/)*\w[\w.-]*)")
 ALLOWED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
@@ -48,7 +50,8 @@ def locate_model(path_or_name: str, revision: str | None = None, offline: bool =
     if path_or_name and directory.is_dir():
         return directory
     if directory.is_file():
-        raise ValueError(f"{path_or_name} is a file; give the directory that holds it")
+        remedy = GGUF if directory.suffix == GGUF_SUFFIX else "give the directory that holds it"
+        raise ValueError(f"{path_or_name} is a file; {remedy}")
     if not HUB_NAME.fullmatch(path_or_name):
         raise ValueError(
             f"model {path_or_name!r} is no directory and no hub name; give 'builtin', an existing "

@@ -57,11 +57,6 @@ def check_ranks(spec: ModelSpec, shard: Shard, *, on_gpu: bool) -> None:
             f"parallel.tp: {spec.architecture} has compressed attention, which is not divided yet; "
             "leave --tp and --exact-across-tp out, or take another model"
         )
-    if spec.traits.norms_projections and shard.size > 1:
-        raise ValueError(
-            f"parallel.tp: {spec.architecture} normalises queries over all heads together, which is "
-            "not divided yet; leave --tp out, or take another model"
-        )
     for field, count in _divided(spec, shard):
         if count % shard.size:
             fitting = [str(size) for size in (1, 2, 4, 8) if not count % size]

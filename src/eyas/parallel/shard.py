@@ -74,11 +74,13 @@ class Shard:
         head = count * self.rank // self.size
         return Rows(count, ((head, head + 1),))
 
+    def gathered(self, part: torch.Tensor) -> torch.Tensor:
+        """Return the tensors of all ranks [N, ...], on every rank."""
+        return part.unsqueeze(0) if self.group is None else self.group.all_gather(part)
+
     def completed(self, partial_TO: torch.Tensor) -> torch.Tensor:
         """Return the sum of the ranks' partial sums, on every rank."""
-        if self.group is None:
-            return partial_TO
-        return tree_sum(self.group.all_gather(partial_TO))
+        return tree_sum(self.gathered(partial_TO))
 
 
 WHOLE = Shard()

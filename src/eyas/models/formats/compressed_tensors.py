@@ -237,8 +237,14 @@ class CompressedTensors:
     ignored: tuple[str, ...]
 
     @classmethod
-    def read(cls, config: ConfigFile) -> CompressedTensors:
-        """Read the fields of the method. ValueError: one of them is not supported."""
+    def read(cls, config: ConfigFile) -> CompressedTensors | None:
+        """Read the fields of the method; None where it describes the cache alone.
+
+        ValueError: one of them is not supported.
+        """
+        describes_cache = bool(config.nested("kv_cache_scheme").values)
+        if describes_cache and not config.nested("config_groups").values:
+            return None
         _check_format(config)
         if config.nested("transform_config").values:
             raise config.error("transform_config", "is not supported: it rotates activations")
@@ -257,7 +263,7 @@ class CompressedTensors:
                     ignored.append(f"{kind} {activations.get('num_bits', 8)}-bit {field}")
         if not groups:
             raise config.error("config_groups", "describes no weights; the file is incomplete")
-        if config.nested("kv_cache_scheme").values:
+        if describes_cache:
             ignored.append("kv_cache_scheme (--kv-cache-dtype fp8_e4m3 reads its scales)")
         return cls(tuple(groups), tuple(dict.fromkeys(ignored)))
 

@@ -20,7 +20,7 @@ from eyas.models.formats.fp8 import Fp8
 from eyas.models.formats.gptq import Gptq
 from eyas.models.formats.mxfp4 import Mxfp4
 
-METHODS: Mapping[str, Callable[[ConfigFile], Format]] = {
+METHODS: Mapping[str, Callable[[ConfigFile], Format | None]] = {
     "awq": Awq.read,
     "compressed-tensors": CompressedTensors.read,
     "fbgemm_fp8": Fp8.read_fbgemm,

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from eyas.layers.rope import RopeSpec
 from eyas.models import ModelSpec
 from eyas.models.heads import HeadSpec, save_head
 from eyas.models.heads.spec import default_taps
@@ -44,10 +45,9 @@ def head_spec(config: HeadTraining, target: ModelSpec) -> HeadSpec:
             f"taps: {', '.join(map(str, taps))} do not fit the target's {target.num_layers} layers; "
             f"give distinct numbers from 0 to {target.num_layers}"
         )
-    head_dim, rope = target.head_dim, target.rope
+    head_dim = target.head_dim
     if target.latent is not None:  # the head's own attention is plain
         head_dim = target.latent.plain_dim
-        rope = replace(rope, head_dim=head_dim, is_interleaved=False, logit_factor=1.0)
     return HeadSpec(
         kind="eagle3",
         hidden_size=target.hidden_size,
@@ -61,7 +61,7 @@ def head_spec(config: HeadTraining, target: ModelSpec) -> HeadSpec:
         head_dim=head_dim,
         intermediate_size=config.intermediate_size or target.intermediate_size,
         norm_epsilon=target.norm_epsilon,
-        rope=rope,
+        rope=_plain_rope(target.rope, head_dim),
         max_position=target.max_position,
         taps=tuple(taps),
         windows=(None,),
@@ -72,6 +72,14 @@ def head_spec(config: HeadTraining, target: ModelSpec) -> HeadSpec:
         final_norm=True,
         norm_output=config.format == "eagle3.1",
     )
+
+
+def _plain_rope(rope: RopeSpec, head_dim: int) -> RopeSpec:
+    """Return the rope of a target as file layouts of heads can write it: it rotates whole heads, in
+    halves, and has no factors for single frequencies (longrope)."""
+    if rope.kind == "longrope":
+        return RopeSpec("default", rope.theta, head_dim)
+    return replace(rope, head_dim=head_dim, rotary_dim=0, is_interleaved=False, logit_factor=1.0)
 
 
 def hub_name(model: str) -> str | None:
