@@ -17,6 +17,13 @@ from eyas.config import (
     ModelConfig,
     SchedulerConfig,
 )
+from eyas.kernels.packed import Layout, PackedWeight
+from eyas.layers.experts import ExpertSpec, MixtureOfExperts
+from eyas.layers.products import Products
+from eyas.layers.row_order import RowOrder
+from eyas.ops.add_norm import summed
+from eyas.ops.dequantise import dequantised
+from eyas.ops.route import Routing
 from eyas.outputs import Choice
 from tests.laws.cases import walk_text
 from tests.laws.world import LAYERS, write_layers
@@ -122,3 +129,62 @@ def test_states_go_on_after_prefix_hits_and_preemption(drafter: str, tmp_path: P
         assert stats.num_prefix_hit_tokens > 0 and stats.num_preemptions > 0
         graphs = llm.engine.launcher.graphs
         assert graphs is not None and graphs.num_replays > 0
+
+
+SHARED = {
+    "Qwen3-Next": (2048, ExpertSpec(64, 512, Routing(10), shared_size=512, has_shared_gate=True)),
+    "GLM-4.5-Air": (
+        4096,
+        ExpertSpec(32, 1408, Routing(8, "sigmoid"), has_correction=True, shared_size=1408),
+    ),
+    "DeepSeek-V2-Lite": (
+        2048,
+        ExpertSpec(64, 1408, Routing(6, normalizes=False), shared_size=2816),
+    ),
+}
+"""Hidden size and experts, fewer of them than the models have."""
+
+
+@pytest.mark.parametrize("layout", [None, Layout("fp8", 1, 0), Layout("fp8", 1, 128)], ids=str)
+@pytest.mark.parametrize("name", SHARED)
+def test_a_shared_expert_among_the_others_has_the_same_bits_beside_any_rows(
+    name: str, layout: Layout | None
+) -> None:
+    """And gives what float64 gives, from one row to a long prompt's."""
+    hidden, spec = SHARED[name]
+    device, num_shared = torch.device("cuda"), spec.shared_size // spec.intermediate_size
+    if layout is not None and num_shared > 1:
+        pytest.skip("packed weights are not divided")
+    blocks = [*(f"experts.{index}" for index in range(spec.num_experts)), "shared"]
+    parts = [f"{block}.{part}.weight" for block in blocks for part in ("gate", "up", "down")]
+    layer = MixtureOfExperts(
+        hidden,
+        spec,
+        dtype=torch.bfloat16,
+        device=device,
+        order=RowOrder(products=Products(True, device, 512)),
+        layouts={} if layout is None else dict.fromkeys(parts, layout),
+    )
+    values: dict[str, torch.Tensor] = {}
+    for part, parameter in layer.parameters().items():
+        assert isinstance(parameter, torch.Tensor | PackedWeight)
+        parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+        if part.startswith("shared"):
+            plain = parameter if isinstance(parameter, torch.Tensor) else dequantised(parameter)
+            values[part] = plain.double()
+    layer.seal()
+    assert layer._shared is None
+    x_TD = torch.randn(300, hidden, device=device).bfloat16()
+    all_KTD = layer(x_TD)
+    assert len(all_KTD) == num_shared + spec.routing.num_chosen
+    for num_rows in (1, 2, 8, 12, 33, 64, 100, 256):
+        for first in (0, 300 - num_rows):
+            found_KTD = layer(x_TD[first : first + num_rows])
+            assert torch.equal(found_KTD, all_KTD[:, first : first + num_rows]), (num_rows, first)
+    gate, up, down = (values[f"shared.{part}.weight"] for part in ("gate", "up", "down"))
+    x = x_TD.double()
+    expected_TD = (torch.nn.functional.silu(x @ gate.t()) * (x @ up.t())) @ down.t()
+    if spec.has_shared_gate:
+        expected_TD = expected_TD * (x @ values["shared_gate.weight"].t()).sigmoid()
+    shared_TD = summed(all_KTD[:num_shared]).double()
+    assert (shared_TD - expected_TD).norm() / expected_TD.norm() < 1e-2
