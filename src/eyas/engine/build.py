@@ -210,11 +210,11 @@ def assemble(
     )
     grammars = compile_pool(config, info, parts.tokenizer)
     engine = connect(config, runner, drafter, info, parts.tokenizer, grammars, verify, ranks)
-    is_paced = drafting is not None and drafting.is_paced
+    is_adaptive = drafting is not None and drafting.is_adaptive
     watch.lap()
     sizes: list[int] = []
     if captures and engine.launcher.graphs is not None:
-        sizes = capture_steps(engine, 1 if is_paced else drafter.shape.alone.width)
+        sizes = capture_steps(engine, 1 if is_adaptive else drafter.shape.alone.width)
     on_device: tuple[StartChoice, ...] = ()
     if usable(hardware.device):
         captured = graphs_choice(config, sizes, watch.lap())
