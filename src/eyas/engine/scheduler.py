@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from eyas.cache import CacheManager
-from eyas.cache.manager import Lease
+from eyas.cache.lease import Lease
 from eyas.cache.slots import NO_SLOTS
 from eyas.draft import TreeShape
 from eyas.engine.sequence import Sequence, Status

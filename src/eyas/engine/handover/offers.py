@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eyas.cache.manager import Lease
+from eyas.cache.lease import Lease
 from eyas.config import HandoverConfig
 from eyas.engine.handover.memory import SlotMemory
 from eyas.engine.handover.messages import (
