@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +14,13 @@ import typer
 from eyas.cli import options
 from eyas.cli.models import has_chat_template, model_directory
 from eyas.cli.options import (
-    SAMPLING_PANEL,
     DraftOptions,
     ModelOptions,
     ParallelOptions,
     ResourceOptions,
     engine_config,
     flattened,
+    sampling_option,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from eyas.llm import LLM
     from eyas.outputs import GenerationOutput
 
-OUTPUT_PANEL = "Output"
+output_option = partial(typer.Option, rich_help_panel="Output")
 _DEFAULT = "Default: the model's."
 
 
@@ -61,127 +62,93 @@ def generate(
     temperature: options.Temperature = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
+        sampling_option(
             "--top-p",
             help="Sample from the fewest tokens whose probabilities sum to this; 1 is off. "
             f"{_DEFAULT}",
-            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None,
     top_k: Annotated[
         int | None,
-        typer.Option(
-            "--top-k",
-            help=f"Sample from this many most likely tokens; 0 is off. {_DEFAULT}",
-            rich_help_panel=SAMPLING_PANEL,
+        sampling_option(
+            "--top-k", help=f"Sample from this many most likely tokens; 0 is off. {_DEFAULT}"
         ),
     ] = None,
     min_p: Annotated[
         float | None,
-        typer.Option(
+        sampling_option(
             "--min-p",
             help="Minimum probability of a token, relative to the most likely one; 0 is off. "
             f"{_DEFAULT}",
-            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None,
     repetition_penalty: Annotated[
         float | None,
-        typer.Option(
+        sampling_option(
             "--repetition-penalty",
             help=f"Penalty factor of tokens in prompt and answer; 1 is off. {_DEFAULT}",
-            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None,
     frequency_penalty: Annotated[
         float | None,
-        typer.Option(
+        sampling_option(
             "--frequency-penalty",
             help="Penalty for each occurrence of a token in the answer; 0 is off.",
-            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None,
     presence_penalty: Annotated[
         float | None,
-        typer.Option(
-            "--presence-penalty",
-            help="Penalty of tokens that occur in the answer; 0 is off.",
-            rich_help_panel=SAMPLING_PANEL,
+        sampling_option(
+            "--presence-penalty", help="Penalty of tokens that occur in the answer; 0 is off."
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
+        sampling_option(
             "--seed",
             help="Random seed; with it the answer is the same on every run and with every drafter.",
-            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None,
     n: Annotated[
         int | None,
-        typer.Option(
-            "--n", "-n", help="Number of answers per prompt.", rich_help_panel=SAMPLING_PANEL
-        ),
+        sampling_option("--n", "-n", help="Number of answers per prompt."),
     ] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(
-            "--stop",
-            help="String that ends the answer. Repeat it for several strings.",
-            rich_help_panel=SAMPLING_PANEL,
+        sampling_option(
+            "--stop", help="String that ends the answer. Repeat it for several strings."
         ),
     ] = None,
     min_tokens: Annotated[
         int | None,
-        typer.Option(
-            "--min-tokens",
-            help="Minimum length of an answer in tokens.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
+        sampling_option("--min-tokens", help="Minimum length of an answer in tokens."),
     ] = None,
     logprobs: Annotated[
         int | None,
-        typer.Option(
+        sampling_option(
             "--logprobs",
             help="With --json: log-probabilities of each token and of this many most likely tokens.",
-            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None,
     ignore_eos: Annotated[
         bool,
-        typer.Option(
-            "--ignore-eos",
-            help="Do not stop at end-of-text tokens.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
+        sampling_option("--ignore-eos", help="Do not stop at end-of-text tokens."),
     ] = False,
     as_json: Annotated[
         bool,
-        typer.Option(
-            "--json", help="Print one JSON object per prompt.", rich_help_panel=OUTPUT_PANEL
-        ),
+        output_option("--json", help="Print one JSON object per prompt."),
     ] = False,
     show_tokens: Annotated[
         bool,
-        typer.Option(
-            "--show-tokens",
-            help="Print the token ids after the text.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
+        output_option("--show-tokens", help="Print the token ids after the text."),
     ] = False,
     show_usage: Annotated[
         bool,
-        typer.Option(
-            "--show-usage",
-            help="Print the numbers of tokens and steps after the text.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
+        output_option("--show-usage", help="Print the numbers of tokens and steps after the text."),
     ] = False,
     show_special: Annotated[
         bool,
-        typer.Option(
-            "--show-special", help="Print control tokens too.", rich_help_panel=OUTPUT_PANEL
-        ),
+        output_option("--show-special", help="Print control tokens too."),
     ] = False,
     chosen: ModelOptions,
     drafting: DraftOptions,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,8 +15,6 @@ from eyas.cli import options
 from eyas.cli.command_line import META, ParsedLine
 from eyas.cli.handover import HandoverOptions
 from eyas.cli.options import (
-    GRAMMAR_PANEL,
-    MODEL_PANEL,
     DraftOptions,
     GrammarOptions,
     ModelOptions,
@@ -23,6 +22,8 @@ from eyas.cli.options import (
     ResourceOptions,
     engine_config,
     flattened,
+    grammar_option,
+    model_option,
 )
 from eyas.cli.peers import PeerOptions
 from eyas.cli.translated import error_text, option_of_error, translated, unreadable_model
@@ -32,7 +33,7 @@ from eyas.settings import PARALLEL
 
 Result = TypeVar("Result")
 
-SERVER_PANEL = "Server"
+server_option = partial(typer.Option, rich_help_panel="Server")
 MAX_WAITING = 1024
 MAX_LOGPROBS = 20
 SPARE_REQUESTS, SPARE_CONNECTIONS = 1024, 2048
@@ -87,184 +88,153 @@ def serve(
     chosen: ModelOptions,
     chat_template: Annotated[
         str | None,
-        typer.Option(
+        model_option(
             "--chat-template",
             metavar="<file>",
             help="Chat template to use instead of the model's: a Jinja file, or the template's text.",
-            rich_help_panel=MODEL_PANEL,
         ),
     ] = None,
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(
+        server_option(
             "--served-model-name",
             help="Model name in the API. Repeat it for several names. Default: the value of --model.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
     drafting: DraftOptions,
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on.", rich_help_panel=SERVER_PANEL)
-    ] = "127.0.0.1",
+    host: Annotated[str, server_option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(
-            "--port",
-            help="Port to listen on; 0 chooses a free port.",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        server_option("--port", help="Port to listen on; 0 chooses a free port."),
     ] = 8000,
     uds: Annotated[
         str | None,
-        typer.Option(
+        server_option(
             "--uds",
             metavar="<path>",
             help="Listen on a Unix socket at this path, which only this user can open, instead of a "
             "port.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(
+        server_option(
             "--api-key",
             help="API key that requests must send. Repeat it for several keys. Other users of this "
             "machine can read it in the process list: prefer --api-key-file.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(
-            "--api-key-file",
-            help="File with API keys, one per line.",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        server_option("--api-key-file", help="File with API keys, one per line."),
     ] = None,
     allow_no_key: Annotated[
         bool,
-        typer.Option(
+        server_option(
             "--allow-no-key",
             help="Do not warn when the server is reachable from other machines without an API key.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = False,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(
+        server_option(
             "--allowed-host",
             help="Another host name to accept in the Host header of requests without an API key; '*' "
             "accepts all. localhost, IP addresses and this machine's name are always accepted. Repeat "
             "it for several names.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(
+        server_option(
             "--cors-origin",
             help="Origin of web pages that may use the API, such as http://localhost:3000; '*' allows "
             "all. Repeat it for several origins.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
     max_body_bytes: Annotated[
         int,
-        typer.Option(
+        server_option(
             "--max-body-bytes",
             help="Maximum size of a request body in bytes; larger requests get status 413.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = 8 * 1024 * 1024,
     response_store: Annotated[
         int,
-        typer.Option(
+        server_option(
             "--response-store",
             min=0,
             max=2**20,
             help="MiB of memory for the responses of /v1/responses that can be read and continued; 0 "
             "stores none.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = 64,
     stream_granularity: Annotated[
         StreamGranularity,
-        typer.Option(
+        server_option(
             "--stream-granularity",
             help="How streams are cut into events: one per step, or one per token, so that the number "
             "of events does not tell how many drafted tokens were accepted. A request may choose.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = StreamGranularity.step,
     max_logprobs: Annotated[
         int,
-        typer.Option(
+        server_option(
             "--max-logprobs",
             help="Maximum number of alternatives per token whose log-probabilities a request may ask "
             f"for, 0 to {MAX_LOGPROBS}.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = MAX_LOGPROBS,
     drain_timeout: Annotated[
         float,
-        typer.Option(
+        server_option(
             "--drain-timeout",
             help="Time that running answers get to finish after SIGTERM, in seconds.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = 30.0,
     start_wait: Annotated[
         float,
-        typer.Option(
+        server_option(
             "--start-wait",
             help="Time that a request waits while the model is loaded for the first time, in seconds, "
             "before it gets status 503; 0 refuses it immediately.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = 30.0,
     stall_timeout: Annotated[
         float,
-        typer.Option(
+        server_option(
             "--stall-timeout",
             help="Time without an engine step while there are requests, in seconds, after which /ready "
             "and new requests get status 503. Must be longer than the longest step.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = 5.0,
     no_playground: Annotated[
         bool,
-        typer.Option(
-            "--no-playground",
-            help="Serve no web page at '/'.",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        server_option("--no-playground", help="Serve no web page at '/'."),
     ] = False,
     no_restart: Annotated[
         bool,
-        typer.Option(
+        server_option(
             "--no-restart",
             help="Exit with status 1 when the engine process dies, instead of restarting it.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = False,
     grammars: GrammarOptions,
     white_space: WhiteSpaceOptions,
     reasoning_parser: Annotated[
         str | None,
-        typer.Option(
+        grammar_option(
             "--reasoning-parser",
             help="Format of the model's reasoning, by the names of SGLang and vLLM (qwen3, "
             "deepseek-r1, glm45, gpt-oss, ...). Default: detected from the model's files.",
-            rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = None,
     tool_call_parser: Annotated[
         str | None,
-        typer.Option(
+        grammar_option(
             "--tool-call-parser",
             help="Format of the model's tool calls, by the names of SGLang and vLLM (qwen25, hermes, "
             "llama3_json, deepseekv3, glm45, gpt-oss, ...). Default: detected from the model's files.",
-            rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = None,
     log_level: Annotated[
@@ -278,32 +248,29 @@ def serve(
     ] = LogFormat.text,
     metrics_names: Annotated[
         MetricsNames,
-        typer.Option(
+        server_option(
             "--metrics-names",
             help="Metric names at /metrics: eyas_... alone, or in addition the names that dashboards "
             "and routers for vLLM or SGLang read.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = MetricsNames.eyas,
     otlp_traces_endpoint: Annotated[
         str | None,
-        typer.Option(
+        server_option(
             "--otlp-traces-endpoint",
             metavar="<url>",
             help="OpenTelemetry collector that gets a span of each request, without its content: OTLP "
             "over HTTP, such as http://localhost:4318. Needs the extra 'otel'.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
     resources: ResourceOptions,
     max_waiting: Annotated[
         int,
-        typer.Option(
+        server_option(
             "--max-waiting",
             min=0,
             max=1_000_000,
             help="Maximum number of answers in the queue; beyond it new requests get status 429.",
-            rich_help_panel=SERVER_PANEL,
         ),
     ] = MAX_WAITING,
     no_prefix_cache: options.NoPrefixCache = False,
