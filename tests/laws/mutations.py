@@ -151,8 +151,8 @@ MUTATIONS = [
         "an automaton advances by the first chosen token only",
         "engine/commit.py",
         "Committer._move",
-        "advance(sequence, tokens, self._metrics.grammar)",
-        "advance(sequence, tokens[:1], self._metrics.grammar)",
+        "automaton.advance(tokens)",
+        "automaton.advance(tokens[:1])",
         NAMED + "each_node_has_its_own_mask[oracle chain]",
     ),
     Mutation(
