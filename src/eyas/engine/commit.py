@@ -12,7 +12,7 @@ import logging
 
 from eyas.cache import CacheManager
 from eyas.constraint import ConstraintFailure
-from eyas.core import MAX_RECORDED_STEPS, Delta, FinishReason, TokenLogprob
+from eyas.core import MAX_RECORDED_STEPS, STEP_FAILED, Delta, FinishReason, TokenLogprob
 from eyas.engine.draft_results import (
     DraftResult,
     count_draft,
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 
 NO_CHOICE = "the model gave no usable next token (not a number, or nothing was legal)"
 BROKEN = "the engine failed while it handled this request's output"
-STEP_FAILED = "the engine could not finish a step; the request was ended, try it again"
 
 
 class Committer:

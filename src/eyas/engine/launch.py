@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from eyas.config import EngineInfo
-from eyas.core import DraftTree, Verdict
+from eyas.core import STEP_FAILED, DraftTree, Verdict
 from eyas.draft import Drafter, RootDrafter, StepReport
-from eyas.engine.commit import STEP_FAILED
 from eyas.engine.flight import Flight, Forward, Landed
 from eyas.engine.masks import Masking, TreeMasks
 from eyas.engine.metrics import Metrics
