@@ -120,7 +120,7 @@ class SamplingOptions:
         out of range."""
         from eyas.core import SamplingParams
 
-        given = {
+        given: dict[str, Any] = {
             **vars(self),
             "stop": tuple(self.stop) if self.stop else None,
             "ignore_eos": self.ignore_eos or None,
