@@ -30,7 +30,7 @@ from eyas.attention import open_attention
 from eyas.cache import KVStore
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.core import DraftTree, SamplingParams
-from eyas.engine.exactness import chain_of, random_tree
+from eyas.engine.exactness_probe import chain_of, random_tree
 from eyas.engine.load import Parts
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.device import open_device

@@ -24,7 +24,7 @@ from eyas.draft import Drafter, RootDrafter, TreeShape
 from eyas.draft.base import roots_alone
 from eyas.engine.build import assemble, connect
 from eyas.engine.engine import Engine
-from eyas.engine.exactness import chain_of, random_tree
+from eyas.engine.exactness_probe import chain_of, random_tree
 from eyas.engine.load import Parts
 from eyas.runner.batch import Batch
 from eyas.runner.device import Device

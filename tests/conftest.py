@@ -142,7 +142,7 @@ def _engines_of_one_kind_are_checked_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _passes_are_timed_once() -> Iterator[None]:
-    """Time each number of rows once instead of three times where an engine with a paced drafter is
+    """Time each number of rows once instead of three times where an engine with an adaptive drafter is
     built: what is measured chooses the shape of drafts and no token."""
     from eyas.draft import costs
 

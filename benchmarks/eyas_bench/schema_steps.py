@@ -261,7 +261,7 @@ def _noted_launches(engine: Engine, launched: list[Flight]) -> Iterator[None]:
 @contextmanager
 def _noted_time(spent: dict[str, float]) -> Iterator[None]:
     """Record the host time by kind in `spent` while the context lasts."""
-    read, walk = HostCopy.read, TreeMasks.walk
+    read, walk = HostCopy.read, TreeMasks.find_legal
 
     def noted_read(copied: HostCopy) -> Any:
         begin = time.perf_counter()
@@ -275,8 +275,8 @@ def _noted_time(spent: dict[str, float]) -> Iterator[None]:
         walk(masks, rooted)
         spent["walks"] += time.perf_counter() - begin - (spent["wait for trees"] - waited)
 
-    HostCopy.read, TreeMasks.walk = noted_read, noted_walk  # type: ignore[method-assign]
+    HostCopy.read, TreeMasks.find_legal = noted_read, noted_walk  # type: ignore[method-assign]
     try:
         yield
     finally:
-        HostCopy.read, TreeMasks.walk = read, walk  # type: ignore[method-assign]
+        HostCopy.read, TreeMasks.find_legal = read, walk  # type: ignore[method-assign]

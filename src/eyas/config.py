@@ -409,69 +409,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     parallel: ParallelConfig = ParallelConfig()
 
     def __post_init__(self) -> None:
-        draft, scheduler, cache, grammar = self.draft, self.scheduler, self.cache, self.grammar
-        names = draft.names
-        if unknown := [name for name in names if name not in get_args(DrafterName)]:
-            raise ValueError(
-                f"draft.drafter: {unknown[0]!r} is unknown; use auto, or one or more of "
-                f"{', '.join(get_args(DrafterName))} joined by +"
-            )
-        if len(set(names)) < len(names) or ("root" in names and len(names) > 1):
-            raise ValueError(f"draft.drafter: {draft.drafter!r}: root stands alone, others once")
-        if "model" in names and "head" in names:
-            raise ValueError("draft.drafter: a draft model and a head cannot be used together")
-        if "model" in names and not draft.model:
-            raise ValueError("draft.model: drafter 'model' needs a draft model; pass --draft-model")
-        if names and draft.model and not {"model", "head"} & set(names):
-            raise ValueError(
-                "draft.model: is used by drafters 'model' and 'head' alone; pass --drafter model "
-                "or --drafter head"
-            )
-        for name, value, low, high in (
-            ("draft.steps", draft.max_steps, 1, 32),
-            ("draft.topk", draft.topk, 1, 32),
-            ("draft.nodes", _number(draft.nodes), 2, 128),
-            ("scheduler.max_num_seqs", _number(scheduler.max_num_seqs), 1, 1024),
-            ("scheduler.max_graph_batch", scheduler.max_graph_batch, 0, 1024),
-            ("scheduler.max_batch_tokens", _number(scheduler.max_batch_tokens), 16, 65536),
-            ("scheduler.max_step_ms", _number(scheduler.max_step_ms), 1, 60000),
-            ("cache.num_slots", cache.num_slots, 16, None),
-            ("model.max_model_len", self.model.max_model_len, 8, None),
-            ("device.num_threads", self.device.num_threads, 1, 1024),
-            ("grammar.compile_seconds", grammar.compile_seconds, 0.01, 600),
-            ("grammar.cache_bytes", grammar.cache_bytes, 2**20, None),
-            ("grammar.num_threads", grammar.num_threads, 1, 64),
-            ("grammar.mask_seconds", grammar.mask_seconds, 0.0001, 10),
-            ("handover.port", self.handover.port, 0, 65535),
-            ("handover.hold_seconds", self.handover.hold_seconds, 0.1, 3600),
-            ("handover.timeout_seconds", self.handover.timeout_seconds, 0.1, 3600),
-        ):
-            in_range = value is None or low <= value <= (math.inf if high is None else high)
-            if not in_range:  # NaN is never in range
-                limit = f"between {low} and {high}" if high is not None else f"at least {low}"
-                raise ValueError(f"{name}: must be {limit}, not {value}")
-        if not 0.05 <= cache.memory_fraction <= 0.98:
-            raise ValueError(f"cache.memory_fraction: 0.05 to 0.98, not {cache.memory_fraction}")
-        if cache.kv_events.is_on and not cache.prefix_cache:
-            raise ValueError(
-                "cache.kv_events: without a prefix cache there is nothing to publish; leave out one of "
-                "--kv-events-config and --no-prefix-cache"
-            )
-        if cache.dtype not in get_args(CacheDtypeName):
-            known = ", ".join(get_args(CacheDtypeName))
-            raise ValueError(f"cache.dtype: {cache.dtype!r} is not supported; use one of {known}")
-        if grammar.backend not in get_args(GrammarBackend):
-            known = ", ".join(get_args(GrammarBackend))
-            raise ValueError(f"grammar.backend: one of {known}, not {grammar.backend!r}")
-        if grammar.white_space is not None and not grammar.any_white_space:
-            raise ValueError(
-                "grammar.white_space: any white space is switched off; give one of the two"
-            )
-        try:
-            _ = grammar.spacing
-        except ValueError as error:
-            raise ValueError(f"grammar.white_space: {error}") from None
-        _check_handover(self.handover, shares_prefixes=cache.prefix_cache)
+        _check_drafters(self.draft)
+        _check_ranges(self)
+        _check_cache(self.cache)
+        _check_grammar(self.grammar)
+        _check_handover(self.handover, shares_prefixes=self.cache.prefix_cache)
         _check_parallel(self.parallel, self.device.device)
         if self.parallel.num_ranks > 1 and self.handover.role != "both":
             option = "--dp" if self.parallel.divides_sequences else "--tp"
@@ -479,13 +421,92 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "handover.role: a server of several ranks cannot hand prompts over yet; leave --role "
                 f"out, or pass {option} 1"
             )
-        if self.parallel.divides_sequences and cache.kv_events.is_on:
+        if self.parallel.divides_sequences and self.cache.kv_events.is_on:
             raise ValueError(
                 "cache.kv_events: ranks that divide sequences have prefix caches of their own, whose "
                 "changes are not published yet; leave out --kv-events-config or --dp"
             )
-        if scheduler.flights not in ("auto", 0, 1):
-            raise ValueError(f"scheduler.flights: 'auto', 0 or 1, not {scheduler.flights!r}")
+        if self.scheduler.flights not in ("auto", 0, 1):
+            raise ValueError(f"scheduler.flights: 'auto', 0 or 1, not {self.scheduler.flights!r}")
+
+
+def _check_drafters(draft: DraftConfig) -> None:
+    """Raise ValueError for drafters that cannot be used together, or that lack a model."""
+    names = draft.names
+    if unknown := [name for name in names if name not in get_args(DrafterName)]:
+        raise ValueError(
+            f"draft.drafter: {unknown[0]!r} is unknown; use auto, or one or more of "
+            f"{', '.join(get_args(DrafterName))} joined by +"
+        )
+    if len(set(names)) < len(names) or ("root" in names and len(names) > 1):
+        raise ValueError(f"draft.drafter: {draft.drafter!r}: root stands alone, others once")
+    if "model" in names and "head" in names:
+        raise ValueError("draft.drafter: a draft model and a head cannot be used together")
+    if "model" in names and not draft.model:
+        raise ValueError("draft.model: drafter 'model' needs a draft model; pass --draft-model")
+    if names and draft.model and not {"model", "head"} & set(names):
+        raise ValueError(
+            "draft.model: is used by drafters 'model' and 'head' alone; pass --drafter model "
+            "or --drafter head"
+        )
+
+
+def _check_ranges(config: EngineConfig) -> None:
+    """Raise ValueError for a number out of its range."""
+    draft, scheduler = config.draft, config.scheduler
+    cache, grammar = config.cache, config.grammar
+    for name, value, low, high in (
+        ("draft.steps", draft.max_steps, 1, 32),
+        ("draft.topk", draft.topk, 1, 32),
+        ("draft.nodes", _number(draft.nodes), 2, 128),
+        ("scheduler.max_num_seqs", _number(scheduler.max_num_seqs), 1, 1024),
+        ("scheduler.max_graph_batch", scheduler.max_graph_batch, 0, 1024),
+        ("scheduler.max_batch_tokens", _number(scheduler.max_batch_tokens), 16, 65536),
+        ("scheduler.max_step_ms", _number(scheduler.max_step_ms), 1, 60000),
+        ("cache.num_slots", cache.num_slots, 16, None),
+        ("model.max_model_len", config.model.max_model_len, 8, None),
+        ("device.num_threads", config.device.num_threads, 1, 1024),
+        ("grammar.compile_seconds", grammar.compile_seconds, 0.01, 600),
+        ("grammar.cache_bytes", grammar.cache_bytes, 2**20, None),
+        ("grammar.num_threads", grammar.num_threads, 1, 64),
+        ("grammar.mask_seconds", grammar.mask_seconds, 0.0001, 10),
+        ("handover.port", config.handover.port, 0, 65535),
+        ("handover.hold_seconds", config.handover.hold_seconds, 0.1, 3600),
+        ("handover.timeout_seconds", config.handover.timeout_seconds, 0.1, 3600),
+    ):
+        in_range = value is None or low <= value <= (math.inf if high is None else high)
+        if not in_range:  # NaN is never in range
+            limit = f"between {low} and {high}" if high is not None else f"at least {low}"
+            raise ValueError(f"{name}: must be {limit}, not {value}")
+    if not 0.05 <= cache.memory_fraction <= 0.98:
+        raise ValueError(f"cache.memory_fraction: 0.05 to 0.98, not {cache.memory_fraction}")
+
+
+def _check_cache(cache: CacheConfig) -> None:
+    """Raise ValueError for a setting of the cache that cannot be used."""
+    if cache.kv_events.is_on and not cache.prefix_cache:
+        raise ValueError(
+            "cache.kv_events: without a prefix cache there is nothing to publish; leave out one of "
+            "--kv-events-config and --no-prefix-cache"
+        )
+    if cache.dtype not in get_args(CacheDtypeName):
+        known = ", ".join(get_args(CacheDtypeName))
+        raise ValueError(f"cache.dtype: {cache.dtype!r} is not supported; use one of {known}")
+
+
+def _check_grammar(grammar: GrammarConfig) -> None:
+    """Raise ValueError for a setting of grammars that cannot be used."""
+    if grammar.backend not in get_args(GrammarBackend):
+        known = ", ".join(get_args(GrammarBackend))
+        raise ValueError(f"grammar.backend: one of {known}, not {grammar.backend!r}")
+    if grammar.white_space is not None and not grammar.any_white_space:
+        raise ValueError(
+            "grammar.white_space: any white space is switched off; give one of the two"
+        )
+    try:
+        _ = grammar.spacing
+    except ValueError as error:
+        raise ValueError(f"grammar.white_space: {error}") from None
 
 
 def _check_handover(handover: HandoverConfig, *, shares_prefixes: bool) -> None:

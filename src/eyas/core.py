@@ -29,6 +29,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_RECORDED_STEPS = 512
 """Steps of a choice whose draft trees are recorded, where a request asks for them."""
+STEP_FAILED = "the engine could not finish a step; the request was ended, try it again"
 MIN_PENALTY, MAX_PENALTY = 0.01, 100.0
 """Limits of the repetition penalty, which divides logits: beyond them logits could overflow."""
 

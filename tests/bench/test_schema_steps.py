@@ -165,7 +165,7 @@ def test_masks_of_whole_trees_are_read_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topk: int
 ) -> None:
     """As on a device, where nothing is left out of a tree before the forward."""
-    monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
+    monkeypatch.setattr(Masking, "prunes", property(lambda masking: False))
     teacher = Teacher(1, 3.0, 4, topk)
     engine = make_engine(tmp_path, flights="1", topk=topk, verify=teacher.verify)
     texts = make_texts(engine, tmp_path, topk=topk).texts
@@ -263,7 +263,9 @@ def test_rounds_take_turns_over_the_same_instances(
     assert found["with_schemas"]["masks_per_step"] > 1 and not found["without"]["masks_per_step"]
     assert found["with_schemas"]["spent_ms"]["walks"] > 0
     assert set(found["ratio"]) == {"mean", "p50", "p99"} and len(found["pairs"]) == 2
-    assert "launch" not in vars(engine) and TreeMasks.walk.__qualname__ == "TreeMasks.walk"
+    assert (
+        "launch" not in vars(engine) and TreeMasks.find_legal.__qualname__ == "TreeMasks.find_legal"
+    )
     engine.check()
     engine.shutdown()
 

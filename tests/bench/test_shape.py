@@ -79,8 +79,8 @@ def test_an_engine_of_a_shape_says_what_it_is(name: str) -> None:
 def test_whoever_needs_no_other_model_may_draft(drafter: str) -> None:
     drafting = decide(TINY, DraftConfig(drafter=drafter, nodes=6))
     assert (drafting.head is TINY.head) == (drafter in ("auto", "ngram+head"))
-    assert not drafting.is_paced
-    assert decide(TINY, DraftConfig()).is_paced
+    assert not drafting.is_adaptive
+    assert decide(TINY, DraftConfig()).is_adaptive
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from eyas.cache import CacheManager, SlotsExhausted
-from eyas.cache.manager import Lease
+from eyas.cache.lease import Lease
 
 NUM_SLOTS = 40
 CAPACITY = 64

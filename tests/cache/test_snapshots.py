@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.cache import CacheManager
-from eyas.cache.manager import LEAST_GAIN, Lease
+from eyas.cache.lease import Lease
+from eyas.cache.manager import LEAST_GAIN
 
 NUM_SLOTS = 200
 TEXT = list(range(1000, 1100))

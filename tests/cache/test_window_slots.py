@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from eyas.cache import CacheManager
-from eyas.cache.manager import Lease
+from eyas.cache.lease import Lease
 from eyas.cache.windows import WindowSlots
 
 

@@ -10,26 +10,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
 from eyas.core import DraftTree, Request, SamplingParams
 from eyas.draft import (
+    AdaptiveDrafter,
     Drafter,
     DrafterWrapper,
     HeadNetwork,
-    PacedDrafter,
     TreeDrafter,
     TreeShape,
     network,
 )
 from eyas.draft.costs import Costs
-from eyas.draft.pace import PLAIN, Pace
+from eyas.draft.estimates import StepSize
+from eyas.draft.shape_policy import PLAIN, LandedStep, ShapePolicy
 from eyas.runner.batch import Batch
 from eyas.runner.rows import ForwardRows
-from tests.laws.cases import restless_paced, walk_text
+from tests.laws.cases import restless, walk_text
 from tests.laws.heads import KINDS, head_drafter
 from tests.laws.world import Setting, model_drafter, new_engine, run, weights
 from tests.models.dense_attend import RowByRow
@@ -85,7 +85,7 @@ class Compared(DrafterWrapper):
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
-        drafter = inner._inner if isinstance(inner, PacedDrafter) else inner
+        drafter = inner._inner if isinstance(inner, AdaptiveDrafter) else inner
         assert isinstance(drafter, TreeDrafter)
         network = drafter._network
         assert isinstance(network, HeadNetwork)
@@ -161,7 +161,7 @@ def test_a_head_in_the_engine_is_the_head_on_the_whole_text(
 def test_rows_left_out_while_nobody_drafted_are_made_up_for(kind: str, setting: Setting) -> None:
     """With a head whose attention sees everything, so that one wrong row shows."""
     inner = head_drafter(kind, torch.float32, setting.num_slots, 8, topk=2, is_lucky=False)
-    compared = Compared(restless_paced(inner))
+    compared = Compared(restless(inner))
     engine = new_engine(setting, compared)
     for name in ("a", "b", "c"):
         run(engine, requests(name))
@@ -185,35 +185,34 @@ def test_a_head_that_does_not_draft_computes_nothing_on_a_cpu(
 
     monkeypatch.setattr(head, "combine", noted)
     monkeypatch.setattr(network, "MAX_PENDING_ROWS", 40)
-    drafter = restless_paced(inner)
-    drafter._pace.choose = lambda *sizes: PLAIN  # type: ignore[method-assign]
+    drafter = restless(inner)
+    drafter._policy.choose = lambda size: PLAIN  # type: ignore[method-assign]
     engine = new_engine(SETTING, drafter)
     run(engine, requests("a"))
     assert engine.metrics.num_failed_steps == 0
     assert num_rows == []
-    drafter._pace.choose = lambda *sizes: inner.shape  # type: ignore[method-assign]
+    drafter._policy.choose = lambda size: inner.shape  # type: ignore[method-assign]
     run(engine, requests("b"))
     assert num_rows
 
 
-class Missed(Pace):
+class Missed(ShapePolicy):
     """Compares the rows that are missing with those that are caught up in the next step."""
 
     def __init__(self) -> None:
         super().__init__([TreeShape(2, 1, 3)], Costs((1,), (1.0,)), Costs((1,), (0.2,)))
-        self.num_steps, self.told, self.caught_up = 0, 0, []
+        self.num_steps, self.missing, self.caught_up = 0, 0, []
 
-    def choose(self, num_sequences: int, num_prompt_rows: int = 0) -> TreeShape:
+    def choose(self, size: StepSize) -> TreeShape:
         self.num_steps += 1
         return PLAIN if self.num_steps % 30 else self.shapes[1]
 
-    def miss(self, num_sequences: int, num_rows: int, num_prompt_rows: int = 0) -> None:
-        self.before, self.told = self.told, num_rows
+    def set_missing_rows(self, size: StepSize, num_rows: int) -> None:
+        self.before, self.missing = self.missing, num_rows
 
-    def learn(self, *known: Any, num_caught_up: int, **more: Any) -> None:
-        assert len(more["sequences"]) == len(set(more["sequences"])) == len(known[2])
-        if num_caught_up:
-            self.caught_up.append((self.before, num_caught_up))
+    def learn(self, step: LandedStep) -> None:
+        if step.num_caught_up:
+            self.caught_up.append((self.before, step.num_caught_up))
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "model"])
@@ -222,15 +221,15 @@ def test_how_many_rows_are_missing_is_known_before_they_are_computed(kind: str) 
         inner = model_drafter(torch.float32, SETTING.num_slots, 3, "target")
     else:
         inner = head_drafter(kind, torch.float32, SETTING.num_slots, 3, topk=1)
-    pace = Missed()
-    engine = new_engine(SETTING, PacedDrafter(inner, pace))
+    policy = Missed()
+    engine = new_engine(SETTING, AdaptiveDrafter(inner, policy))
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=80)
     run(engine, [Request(id="a", prompt_token_ids=walk_text(97, 40, [0, 1]), params=params)])
     assert engine.metrics.num_failed_steps == 0
-    resumed = pace.caught_up[-2:]  # a model computes the first prompt of all at once, too
+    resumed = policy.caught_up[-2:]  # a model computes the first prompt of all at once, too
     assert len(resumed) == 2
-    for told, caught_up in resumed:
-        assert caught_up == told + 1  # a plain step since
+    for missing, caught_up in resumed:
+        assert caught_up == missing + 1  # a plain step since
 
 
 class Fails(DrafterWrapper):

@@ -18,7 +18,7 @@ from eyas.draft.catch_up import MissingRows, RowTracker
 from eyas.engine.engine import Engine
 from eyas.ops import rank
 from eyas.runner.batch import Batch
-from tests.laws.cases import restless_paced, walk_text
+from tests.laws.cases import restless, walk_text
 from tests.laws.world import Setting, dtypes, model_drafter, new_engine, run
 from tests.thorough import only_thorough
 
@@ -174,7 +174,7 @@ def test_a_tree_is_the_same_in_any_batch(topk: int, dtype: torch.dtype) -> None:
 def test_steps_without_drafting_are_made_up_for(flights: int) -> None:
     setting = replace(PLAIN, flights=flights)
     inner = model_drafter(setting.dtype, setting.num_slots, 8, "target", topk=2)
-    engine = new_engine(setting, restless_paced(inner))
+    engine = new_engine(setting, restless(inner))
     run(engine, requests("a"))
     run(engine, requests("b"))
     assert_never_wrong(engine)

@@ -1,4 +1,4 @@
-"""Worlds in which a pace lives: batches of answers on a machine whose costs and speed are known, with a
+"""Worlds for shape policies: batches of answers on a machine whose costs and speed are known, with a
 clock of their own.
 
 A batch starts together and ends with its last sequence, as a user measures it. Time is what steps take,
@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from eyas.draft.base import TreeShape
 from eyas.draft.catch_up import LONGEST_TAIL
 from eyas.draft.costs import Costs
-from eyas.draft.pace import PLAIN, Pace, usual_shapes
+from eyas.draft.estimates import StepSize
+from eyas.draft.shape_policy import PLAIN, LandedStep, ShapePolicy, usual_shapes
 
 TARGET = Costs((1, 4, 8, 16, 32, 64, 128), (6.2, 6.6, 8.6, 12.6, 19.4, 33.6, 58.9))
 DRAFTING = Costs((1, 4, 8, 16, 32, 64), (1.4, 1.4, 1.7, 2.2, 3.3, 5.4))
@@ -89,18 +90,20 @@ class World:
             count += 1
         return count
 
-    def answer(self, pace: Pace | TreeShape, num: int, length: int = 96) -> float:
-        """Answer `num` prompts that start together; return the work until the last has ended. pace: a
+    def answer(self, policy: ShapePolicy | TreeShape, num: int, length: int = 96) -> float:
+        """Answer `num` prompts that start together; return the work until the last has ended. policy: a
         shape alone is used for every step."""
         started = self.worked
         left = dict.fromkeys(range(num), length)
         self._missing = dict.fromkeys(range(num), self.prompt)
         while left:
-            shape = pace if isinstance(pace, TreeShape) else pace.choose(len(left))
-            self._step(pace, shape, left)
+            shape = policy if isinstance(policy, TreeShape) else policy.choose(StepSize(len(left)))
+            self._step(policy, shape, left)
         return self.worked - started
 
-    def _step(self, pace: Pace | TreeShape, shape: TreeShape, left: dict[int, int]) -> None:
+    def _step(
+        self, policy: ShapePolicy | TreeShape, shape: TreeShape, left: dict[int, int]
+    ) -> None:
         sequences = list(left)
         taken = self.seconds(len(left), shape)
         rows = 0
@@ -110,8 +113,8 @@ class World:
             self._missing.update(dict.fromkeys(sequences, 0))
         self.worked += taken
         taken *= self.speed(self.now, self._draw)
-        fates = [(shape.steps, self.accepted(n, shape)) for n in sequences]
-        for number, (_, count) in zip(sequences, fates, strict=True):
+        outcomes = {n: (shape.steps, self.accepted(n, shape)) for n in sequences}
+        for number, (_, count) in outcomes.items():
             left[number] -= 1 + count
             self._missing[number] += not shape.steps
             if left[number] <= 0:
@@ -119,30 +122,25 @@ class World:
         self.now += taken
         self.num_steps += 1
         self.num_drafted += shape.steps > 0
-        if isinstance(pace, Pace):
-            pace.miss(len(sequences), sum(self._missing[n] for n in sequences))
-            pace.learn(
-                len(sequences),
-                shape,
-                fates,
-                taken,
-                is_chain=shape.topk == 1,
-                sequences=sequences,
-                num_caught_up=rows,
+        if isinstance(policy, ShapePolicy):
+            size, is_chain = StepSize(len(sequences)), shape.topk == 1
+            policy.set_missing_rows(size, sum(self._missing[n] for n in sequences))
+            policy.learn(
+                LandedStep(size, shape, outcomes, taken, is_chain=is_chain, num_caught_up=rows)
             )
 
-    def pace(self) -> Pace:
-        """Return a pace that was told what steps cost when the engine was started."""
-        return Pace(SHAPES, self.target, self.drafting)
+    def policy(self) -> ShapePolicy:
+        """Return a policy that knows what steps cost when the engine was started."""
+        return ShapePolicy(SHAPES, self.target, self.drafting)
 
-    def of_plain(self, pace: Pace, num: int, rounds: int, length: int = 96) -> float:
+    def of_plain(self, policy: ShapePolicy, num: int, rounds: int, length: int = 96) -> float:
         """Answer `rounds` batches; return the speed over that of plain decoding."""
-        own = sum(self.answer(pace, num, length) for _ in range(rounds))
+        own = sum(self.answer(policy, num, length) for _ in range(rounds))
         return self._work_of(PLAIN, num, rounds, length) / own
 
-    def of_best(self, pace: Pace, num: int, rounds: int) -> float:
+    def of_best(self, policy: ShapePolicy, num: int, rounds: int) -> float:
         """Answer `rounds` batches; return the speed over that of the best shape used for every step."""
-        own = sum(self.answer(pace, num) for _ in range(rounds))
+        own = sum(self.answer(policy, num) for _ in range(rounds))
         return min(self._work_of(shape, num, rounds, 96) for shape in (PLAIN, *SHAPES)) / own
 
     def _work_of(self, shape: TreeShape, num: int, rounds: int, length: int) -> float:

@@ -12,8 +12,9 @@ import torch
 
 from eyas.attention import open_attention
 from eyas.cache import KVStore
-from eyas.engine import exactness
-from eyas.engine.exactness import check_exactness, random_tree
+from eyas.engine import exactness, exactness_probe
+from eyas.engine.exactness import check_exactness
+from eyas.engine.exactness_probe import random_tree
 from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrderReport
 from eyas.layers.row_probe import find_row_order
@@ -72,7 +73,7 @@ class Spoiled(ModelRunner):
 
 @pytest.fixture(autouse=True)
 def _eager_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exactness, "StepGraphs", EagerGraphs)
+    monkeypatch.setattr(exactness_probe, "StepGraphs", EagerGraphs)
 
 
 @cache

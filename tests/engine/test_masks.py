@@ -42,7 +42,7 @@ END = engine("root").info.eos_token_ids[0]
 @pytest.fixture(autouse=True)
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left out of a tree before the forward."""
-    monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
+    monkeypatch.setattr(Masking, "prunes", property(lambda masking: False))
 
 
 @pytest.fixture(scope="module", params=[1, 3])
@@ -96,7 +96,7 @@ def filled(
     masking.step_seconds.append(step_seconds)
     masking.threads = backend.thread
     masks = TreeMasks(masking, tree)
-    masks.walk(rooted)
+    masks.find_legal(rooted)
     masks.begin()
     mask_RK = masks.finish().numpy()
     masks.learn()
@@ -475,7 +475,7 @@ def test_an_engine_says_the_same_however_late_it_sees_its_trees(
             options = {"temperature": temperature, "seed": 3, "n": n, "max_tokens": 24}
             answer = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
             with monkeypatch.context() as ahead:
-                ahead.setattr(Masking, "walks_ahead", property(lambda masking: True))
+                ahead.setattr(Masking, "prunes", property(lambda masking: True))
                 plain = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
             assert told(answer) == told(plain)
             assert all(choice.error is None for choice in answer.choices)
@@ -512,7 +512,7 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
     options = {"temperature": seed / 2, "seed": seed, "n": 5, "max_tokens": drawn(20, 40)}
     for wanted in (OBJECT, Regex("(Paris|Amsterdam)[a-z ]{4,9}")):
         with monkeypatch.context() as ahead:
-            ahead.setattr(Masking, "walks_ahead", property(lambda masking: True))
+            ahead.setattr(Masking, "prunes", property(lambda masking: True))
             plain = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
         assert 0 < len(llm.engine.launcher.masking.step_seconds) <= 8
         assert all(seconds > 0 for seconds in llm.engine.launcher.masking.step_seconds)
@@ -533,7 +533,7 @@ def test_notes_that_are_lost_cost_nobody_an_answer(
     llm = engine("chain", "llguidance", flights)
     options = {"temperature": 0.0, "seed": 3, "max_tokens": 40}
     with monkeypatch.context() as ahead:
-        ahead.setattr(Masking, "walks_ahead", property(lambda masking: True))
+        ahead.setattr(Masking, "prunes", property(lambda masking: True))
         plain = ask(llm, QUESTION, OBJECT, **options)  # type: ignore[arg-type]
     lost = []
 

@@ -27,7 +27,7 @@ NUM_TREES = 30
 @pytest.fixture(autouse=True)
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left out of a tree before the forward."""
-    monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
+    monkeypatch.setattr(Masking, "prunes", property(lambda masking: False))
 
 
 def random_tree(draw: random.Random, held: Any, right: list[int], size: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ from eyas.config import EngineConfig, SchedulerConfig
 from eyas.core import Request, SamplingParams
 from eyas.draft import TreeShape
 from eyas.engine.cache_size import SEATS, choose_num_seats
-from eyas.engine.step_time import LEAST, StepTime
+from eyas.engine.step_time import MIN_PROMPT_ROWS, StepTime
 from tests.laws.world import Setting, new_engine
 
 
@@ -24,7 +24,7 @@ def test_rows_follow_the_time_of_steps_with_prompts() -> None:
     assert time.most_rows(2048) == pytest.approx(500, abs=1)
     for _ in range(9):
         time.learn(500, 12, 5.12)
-    assert time.most_rows(2048) == LEAST and time.most_rows(100) == 100
+    assert time.most_rows(2048) == MIN_PROMPT_ROWS and time.most_rows(100) == 100
     anything = StepTime(None)
     anything.learn(1000, 24, 100.0)
     assert anything.most_rows(2048) == 2048
@@ -57,7 +57,7 @@ def test_chunks_shrink_while_others_decode_and_not_otherwise() -> None:
     free, chunks = answers(seconds=None)
     bound, small = answers(seconds=0.1)
     assert free == bound
-    assert small[0] < chunks[0] and small[0] <= LEAST
+    assert small[0] < chunks[0] and small[0] <= MIN_PROMPT_ROWS
 
 
 def test_seats_follow_memory() -> None:

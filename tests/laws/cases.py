@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from eyas.core import Request, SamplingParams
 from eyas.draft import (
+    AdaptiveDrafter,
     BlendDrafter,
     Drafter,
     ForcedDrafter,
     NgramDrafter,
-    PacedDrafter,
     RootDrafter,
 )
 from eyas.draft.costs import Costs
-from eyas.draft.pace import Pace, usual_shapes
+from eyas.draft.shape_policy import ShapePolicy, usual_shapes
 from tests.laws.automata import toy
 from tests.laws.drafters import (
     Adversary,
@@ -68,14 +68,14 @@ DRAFTERS = (
     "mtp tree",
     "blend of three",
     "blend with a head",
-    "paced",
-    "paced head",
+    "adaptive",
+    "adaptive head",
     "raises",
     "raises, a head",
     "changing",
     "forced",
     "forced with an oracle",
-    "forced with a paced head",
+    "forced with an adaptive head",
 )
 TOYS = (
     *("modular 5", "modular 7", "modular 2", "modular 4:9"),
@@ -178,21 +178,21 @@ def new_drafter(case: Case, known: Known) -> Drafter:
         case "blend with a head":
             ngram = NgramDrafter(max(1, n // 2), min_match=1)
             return BlendDrafter([head_drafter("eagle3", dtype, slots, n, topk=3), ngram], n + 1)
-        case "paced head":
-            return restless_paced(head_drafter("eagle3", dtype, slots, n, topk=2))
-        case "paced":
-            return restless_paced(model_drafter(dtype, slots, n, "target", topk=2))
+        case "adaptive head":
+            return restless(head_drafter("eagle3", dtype, slots, n, topk=2))
+        case "adaptive":
+            return restless(model_drafter(dtype, slots, n, "target", topk=2))
         case "forced":
             return ForcedDrafter(RootDrafter(), n)
         case "forced with an oracle":
             half = n // 2
             oracle = Oracle(half, known, decoys=True, seed=case.seed) if half else RootDrafter()
             return ForcedDrafter(oracle, n - half)
-        case "forced with a paced head":
+        case "forced with an adaptive head":
             if n == 1:
                 return ForcedDrafter(RootDrafter(), n)
             head = head_drafter("eagle3", dtype, slots, n - n // 2, topk=2)
-            return ForcedDrafter(restless_paced(head), n // 2)
+            return ForcedDrafter(restless(head), n // 2)
         case "raises":
             return Raises(Oracle(n, known, decoys=True, seed=case.seed))
         case "raises, a head":
@@ -212,14 +212,14 @@ def new_drafter(case: Case, known: Known) -> Drafter:
             raise AssertionError(case.drafter)
 
 
-def restless_paced(inner: Drafter) -> PacedDrafter:
-    """`inner` at a pace that changes its mind all the time, between nothing and the widest."""
+def restless(inner: Drafter) -> AdaptiveDrafter:
+    """`inner` with all its shapes in turns, from no draft to the widest."""
     shape = inner.shape
     shapes = usual_shapes(shape)
-    pace = Pace([*shapes, shape], Costs((1,), (1.0,)), Costs((1,), (0.2,)))
-    turns = itertools.cycle(pace.shapes)
-    pace.choose = lambda num_sequences, num_prompt_rows=0: next(turns)  # type: ignore[method-assign]
-    return PacedDrafter(inner, pace)
+    policy = ShapePolicy([*shapes, shape], Costs((1,), (1.0,)), Costs((1,), (0.2,)))
+    turns = itertools.cycle(policy.shapes)
+    policy.choose = lambda size: next(turns)  # type: ignore[method-assign]
+    return AdaptiveDrafter(inner, policy)
 
 
 def root_answers(case: Case) -> tuple[Answers, Known]:

@@ -151,8 +151,8 @@ MUTATIONS = [
         "an automaton advances by the first chosen token only",
         "engine/commit.py",
         "Committer._move",
-        "advance(sequence, tokens, self._metrics.grammar)",
-        "advance(sequence, tokens[:1], self._metrics.grammar)",
+        "automaton.advance(tokens)",
+        "automaton.advance(tokens[:1])",
         NAMED + "each_node_has_its_own_mask[oracle chain]",
     ),
     Mutation(
@@ -320,8 +320,8 @@ MUTATIONS = [
         "rejected slots are not returned",
         "cache/manager.py",
         "CacheManager.commit",
-        "self._give(part, np.array(rejected, dtype=np.int64))",
-        "self._give(part, reserved[len(kept) :])",
+        "part.give(np.array(rejected, dtype=np.int64))",
+        "part.give(reserved[len(kept) :])",
         MANAGER + "kept_slots_stay_where_they_are_and_the_others_return",
     ),
     Mutation(

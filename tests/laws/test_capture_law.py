@@ -84,7 +84,7 @@ def plumbing_of_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     take_kernels(monkeypatch, *PLUMBING)
     monkeypatch.setattr(runners, "usable", lambda device: True)
     monkeypatch.setattr(network, "MAX_PENDING_ROWS", 0)
-    monkeypatch.setattr(Masking, "walks_ahead", False)
+    monkeypatch.setattr(Masking, "prunes", False)
     yield
 
 

@@ -28,7 +28,7 @@ from tests.laws.world import IN_WINDOWS, Answers, Setting, dtypes, new_engine, r
 from tests.thorough import drawn
 
 DRAFTERS = ("root", "ngram", "eagle tree", "eagle3 chain", "mtp chain", "same model", "forced")
-MORE = ("blend with a head", "paced head", "forced with a paced head", "other model tree")
+MORE = ("blend with a head", "adaptive head", "forced with an adaptive head", "other model tree")
 
 OTHER_LAYERS = (("state", "mtp tree"), (IN_WINDOWS, "mtp chain"), ("compressed", "mtp chain"))
 

@@ -16,6 +16,7 @@ from eyas.train.head.answers import Encoder, Text, complete_texts, read_answers
 from eyas.train.head.batches import BatchSchedule, cut_into_batches, make_batch
 from eyas.train.head.calibrate import fit_beta
 from eyas.train.head.features import StoredFeatures, write_features
+from eyas.train.head.progress import Reporter
 from eyas.train.head.prompts import check_source, read_conversations, read_prompts
 from eyas.train.head.vocabulary import choose_vocabulary, coverage, needed_ids
 from tests.train.tiny import make_target, make_texts
@@ -147,7 +148,7 @@ def test_features_larger_than_the_budget_are_streamed(tmp_path: Path) -> None:
             tmp_path / name,
             shard_bytes=shard_bytes,
             batch_places=128,
-            log=lambda line: None,
+            reporter=Reporter(lambda line: None),
             deadline=math.inf,
             stamp="s",
         )

@@ -28,7 +28,7 @@ from eyas.train.head.loop import STATE_FILE, Loop
 from eyas.train.head.loss import HeadLoss
 from eyas.train.head.network import TrainableHead
 from eyas.train.head.plot import PLOT_FILE, draw
-from eyas.train.head.progress import OnProgress, Progress, ignore_progress
+from eyas.train.head.progress import OnProgress, Progress, Reporter, ignore_progress
 from eyas.train.head.target import Target
 from tests.train.plots import one_picture
 from tests.train.tiny import VOCABULARY, make_spec, make_target, make_texts
@@ -75,8 +75,7 @@ def make_loop(
         loss,
         LiveFeatures(target, texts),
         LiveFeatures(target, texts),
-        lambda _: None,
-        on_progress,
+        Reporter(lambda _: None, on_progress),
         clock,
     )
 

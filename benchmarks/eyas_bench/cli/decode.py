@@ -181,9 +181,9 @@ def decode(
         return
     max_tokens, repeats = max_tokens or 128, repeats or 5
     prompt_tokens = prompt_tokens or PROMPT_TOKENS
-    from eyas.cli.generate import read_entries
     from eyas.cli.loading import open_model
     from eyas.cli.models import model_directory
+    from eyas.cli.prompts_file import read_entries
     from eyas.verify.contestants import EngineContestant, Job, same_tokens, summarise, take_turns
     from eyas.verify.lineup import about
     from eyas.verify.prompts import cycle_to

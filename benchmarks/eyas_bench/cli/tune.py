@@ -96,8 +96,8 @@ def tune(
     as_json: options.Json = False,
 ) -> None:
     """Compare draft trees of all given sizes with plain decoding and auto; contestants take turns."""
-    from eyas.cli.generate import read_entries
     from eyas.cli.loading import open_model
+    from eyas.cli.prompts_file import read_entries
     from eyas.core import SamplingParams
     from eyas.verify.inputs import check_lengths
     from eyas.verify.lineup import Stage, about

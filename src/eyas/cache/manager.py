@@ -13,14 +13,14 @@ Does not know: tensors, devices, how sequences are scheduled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from eyas.cache.blocks import BlockEvent, BlockLog
+from eyas.cache.lease import Lease
 from eyas.cache.node import RadixNode
-from eyas.cache.radix import RadixTree
-from eyas.cache.slots import SlotPool
+from eyas.cache.rank_slots import RankSlots
 from eyas.cache.snapshots import SnapshotPool
 from eyas.cache.windows import WindowSlots
 
@@ -32,51 +32,6 @@ class SlotsExhausted(Exception):
     """There are not enough slots, even after evicting all unlocked prefixes."""
 
 
-@dataclass(slots=True, eq=False)
-class Lease:
-    """The slots that one admitted sequence holds.
-
-    slots: slots[:num_stored] are those of its stored positions. The first `num_shared` of them belong
-    to the prefix tree and are locked through `node`; the others belong to the sequence. reserved:
-    slots for the rows of flights, one array a reservation.
-
-    Where layers have a state per sequence: snapshot: that of the state at `num_shared`, to start from.
-    boundary: position at which other sequences have continued in another way, so that a snapshot there
-    helps the next one; 0 if there is none. saving, saved: snapshots that a flight takes, and has taken,
-    by position.
-
-    holds_snapshot: `snapshot` is kept until the lease is released.
-
-    window_start: where layers have windows of their own slots: the first position whose window slot is
-    held. Those from there to `num_stored` are, and those of reserved slots. unseen: reservations
-    without window slots.
-
-    rank: whose slots these are. num_expected: positions that the sequence is known to need.
-    """
-
-    namespace: str
-    slots: np.ndarray
-    num_stored: int
-    num_shared: int
-    node: RadixNode | None
-    reserved: list[np.ndarray] = field(default_factory=list)
-    unseen: list[np.ndarray] = field(default_factory=list)
-    snapshot: int | None = None
-    holds_snapshot: bool = False
-    boundary: int = 0
-    saving: dict[int, int] = field(default_factory=dict)
-    saved: dict[int, int] = field(default_factory=dict)
-    window_start: int = 0
-    rank: int = 0
-    num_expected: int = 0
-
-    @property
-    def num_missing(self) -> int:
-        """Positions that are expected and have no slot yet."""
-        num_held = self.num_stored + sum(map(len, (*self.reserved, *self.unseen)))
-        return max(0, self.num_expected - num_held)
-
-
 @dataclass(frozen=True, slots=True)
 class CacheStats:
     """Numbers of slots. num_held: of admitted sequences and reservations, without shared ones.
@@ -86,19 +41,6 @@ class CacheStats:
     num_free: int
     num_held: int
     num_cached: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RankSlots:
-    """The free slots of one rank, and its prefix tree."""
-
-    pool: SlotPool
-    tree: RadixTree
-
-    @property
-    def num_available(self) -> int:
-        """Free slots, and those of unlocked prefixes."""
-        return self.pool.num_free + self.tree.num_evictable
 
 
 class CacheManager:
@@ -127,16 +69,22 @@ class CacheManager:
         assert num_slots % num_ranks == 0, "ranks have equally many slots"
         assert num_ranks == 1 or (num_snapshots is None and windows is None and blocks is None)
         size = num_slots // num_ranks
-        self._ranks = [
-            RankSlots(SlotPool(size, 1 + rank * size), RadixTree(blocks))
-            for rank in range(num_ranks)
-        ]
         self._blocks = blocks
         self._leases: set[Lease] = set()
         self.shares_prefixes = shares_prefixes
         self.num_slots = num_slots
         self._snapshots = None if num_snapshots is None else SnapshotPool(num_snapshots)
         self.windows = None if windows is None else WindowSlots(num_slots, *windows)
+        self._ranks = [
+            RankSlots(
+                size,
+                1 + rank * size,
+                blocks=blocks,
+                windows=self.windows,
+                snapshots=self._snapshots,
+            )
+            for rank in range(num_ranks)
+        ]
 
     def admit(
         self, tokens: list[int], capacity: int, *, namespace: str = "", share: bool = True
@@ -232,12 +180,6 @@ class CacheManager:
             self.windows.leave(lease.slots[lease.window_start : stop])
             lease.window_start = stop
 
-    def _give(self, part: RankSlots, slots: np.ndarray) -> None:
-        """Free slots of a rank, and their window slots."""
-        if self.windows is not None:
-            self.windows.drop(slots)
-        part.pool.give(slots)
-
     def num_available(self, lease: Lease) -> int:
         """Return how many slots can be reserved now: free ones of the lease's rank, and those of its
         unlocked prefixes, as far as window slots suffice for them."""
@@ -257,7 +199,7 @@ class CacheManager:
         SlotsExhausted, with nothing changed, if there are fewer."""
         if count > self.num_available(lease):
             raise SlotsExhausted
-        slots = self._take(lease, count)
+        slots = self._slots_of(lease).take(count)
         if self.windows is not None:
             self.windows.take(slots)
         lease.reserved.append(slots)
@@ -272,21 +214,11 @@ class CacheManager:
         num_unseen = 0 if self.windows is None else max(0, count - self.windows.reach)
         parts = []
         if num_unseen:
-            parts.append(self._take(lease, num_unseen))
+            parts.append(self._slots_of(lease).take(num_unseen))
             lease.unseen.append(parts[0])
         if count > num_unseen:
             parts.append(self.reserve(lease, count - num_unseen))
         return parts
-
-    def _take(self, lease: Lease, count: int) -> np.ndarray:
-        """Take slots of the lease's rank, evicting unlocked prefixes if needed. The caller has checked
-        that there are enough."""
-        part = self._slots_of(lease)
-        missing = count - part.pool.num_free
-        if missing > 0:
-            self._give(part, part.tree.evict(missing))
-            self._give_dropped(part)
-        return part.pool.take(count)
 
     def commit(self, lease: Lease, reserved: np.ndarray, kept: np.ndarray) -> None:
         """Apply a landed flight to a lease. The other reserved slots become free.
@@ -294,14 +226,9 @@ class CacheManager:
         reserved: the array that `reserve` returned. kept: those of its slots that hold the sequence's
         next positions, in order of position.
         """
-        is_unseen = any(held is reserved for held in lease.unseen)
-        held_slots = lease.unseen if is_unseen else lease.reserved
-        for i, held in enumerate(held_slots):
-            if held is reserved:
-                del held_slots[i]
-                break
-        else:
-            raise AssertionError("committed slots that were not reserved")
+        is_unseen = _remove(lease.unseen, reserved)
+        was_reserved = is_unseen or _remove(lease.reserved, reserved)
+        assert was_reserved, "committed slots that were not reserved"
         part = self._slots_of(lease)
         end = lease.num_stored + len(kept)
         if is_unseen and len(kept):
@@ -310,11 +237,11 @@ class CacheManager:
         lease.slots[lease.num_stored : end] = kept
         lease.num_stored = end
         if not len(kept):
-            self._give(part, reserved)
+            part.give(reserved)
         elif len(kept) < len(reserved):
             held = set(kept.tolist())
             rejected = [slot for slot in reserved.tolist() if slot not in held]
-            self._give(part, np.array(rejected, dtype=np.int64))
+            part.give(np.array(rejected, dtype=np.int64))
         if self.windows is not None:
             # Flights that have not landed have no query before the next position.
             self._leave_windows(lease, end - self.windows.reach)
@@ -370,13 +297,6 @@ class CacheManager:
                 self._snapshots.give(snapshot)
         lease.saved.clear()
 
-    def _give_dropped(self, part: RankSlots) -> None:
-        """Free the snapshots of prefixes that were evicted."""
-        for snapshot in part.tree.dropped_snapshots:
-            assert self._snapshots is not None
-            self._snapshots.give(snapshot)
-        part.tree.dropped_snapshots.clear()
-
     def publish(self, lease: Lease, tokens: list[int]) -> None:
         """Share the stored part of `tokens` with other sequences while this one is running."""
         self._publish_slots(lease, tokens)
@@ -420,11 +340,11 @@ class CacheManager:
                     own = lease.slots[lease.num_shared : len(stored)]
                     if self.windows is not None:
                         self.windows.move(own, stored[lease.num_shared :])
-                    self._give(part, own)
+                    part.give(own)
                 num_kept = num_offered
         self._attach_snapshots(lease, tokens)
         if lease.num_stored > num_kept:
-            self._give(part, lease.slots[num_kept : lease.num_stored])
+            part.give(lease.slots[num_kept : lease.num_stored])
         if lease.node is not None:
             part.tree.unlock(lease.node)
 
@@ -432,12 +352,9 @@ class CacheManager:
         """Evict all prefixes that no sequence holds. Returns the number of their slots."""
         num_evicted = 0
         for part in self._ranks:
-            evicted = part.tree.evict(part.tree.num_evictable)
-            self._give(part, evicted)
-            self._give_dropped(part)
+            num_evicted += part.evict(part.tree.num_evictable)
             if not part.tree.num_slots:
                 part.tree.log_anew()
-            num_evicted += len(evicted)
         return num_evicted
 
     def take_block_events(self) -> list[BlockEvent]:
@@ -496,6 +413,15 @@ class CacheManager:
                 nodes.add(node)
                 node = node.parent
         return nodes
+
+
+def _remove(arrays: list[np.ndarray], array: np.ndarray) -> bool:
+    """Remove an array, by identity, from a list. Returns whether it was there."""
+    for i, each in enumerate(arrays):
+        if each is array:
+            del arrays[i]
+            return True
+    return False
 
 
 def _up_to_snapshot(matched: np.ndarray, node: RadixNode) -> tuple[np.ndarray, RadixNode]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,22 +15,119 @@ import typer
 from eyas.cli import options
 from eyas.cli.models import has_chat_template, model_directory
 from eyas.cli.options import (
-    SAMPLING_PANEL,
     DraftOptions,
     ModelOptions,
     ParallelOptions,
     ResourceOptions,
     engine_config,
     flattened,
+    sampling_option,
 )
+from eyas.cli.prompts_file import read_entries
 
 if TYPE_CHECKING:
     from eyas.core import SamplingParams
     from eyas.llm import LLM
     from eyas.outputs import GenerationOutput
 
-OUTPUT_PANEL = "Output"
+output_option = partial(typer.Option, rich_help_panel="Output")
 _DEFAULT = "Default: the model's."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """Options that are fields of `SamplingParams` with the same names. None is the model's default."""
+
+    max_tokens: options.MaxTokens = None
+    temperature: options.Temperature = None
+    top_p: Annotated[
+        float | None,
+        sampling_option(
+            "--top-p",
+            help="Sample from the fewest tokens whose probabilities sum to this; 1 is off. "
+            f"{_DEFAULT}",
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        sampling_option(
+            "--top-k", help=f"Sample from this many most likely tokens; 0 is off. {_DEFAULT}"
+        ),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        sampling_option(
+            "--min-p",
+            help="Minimum probability of a token, relative to the most likely one; 0 is off. "
+            f"{_DEFAULT}",
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        sampling_option(
+            "--repetition-penalty",
+            help=f"Penalty factor of tokens in prompt and answer; 1 is off. {_DEFAULT}",
+        ),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        sampling_option(
+            "--frequency-penalty",
+            help="Penalty for each occurrence of a token in the answer; 0 is off.",
+        ),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        sampling_option(
+            "--presence-penalty", help="Penalty of tokens that occur in the answer; 0 is off."
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        sampling_option(
+            "--seed",
+            help="Random seed; with it the answer is the same on every run and with every drafter.",
+        ),
+    ] = None
+    n: Annotated[
+        int | None,
+        sampling_option("--n", "-n", help="Number of answers per prompt."),
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        sampling_option(
+            "--stop", help="String that ends the answer. Repeat it for several strings."
+        ),
+    ] = None
+    min_tokens: Annotated[
+        int | None,
+        sampling_option("--min-tokens", help="Minimum length of an answer in tokens."),
+    ] = None
+    logprobs: Annotated[
+        int | None,
+        sampling_option(
+            "--logprobs",
+            help="With --json: log-probabilities of each token and of this many most likely tokens.",
+        ),
+    ] = None
+    ignore_eos: Annotated[
+        bool,
+        sampling_option("--ignore-eos", help="Do not stop at end-of-text tokens."),
+    ] = False
+
+    def changes(self) -> dict[str, Any]:
+        """Return the fields of `SamplingParams` that the command line sets. Raises ValueError if one is
+        out of range."""
+        from eyas.core import SamplingParams
+
+        given: dict[str, Any] = {
+            **vars(self),
+            "stop": tuple(self.stop) if self.stop else None,
+            "ignore_eos": self.ignore_eos or None,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        SamplingParams(**changes)
+        return changes
 
 
 @flattened
@@ -57,131 +156,22 @@ def generate(
         str | None, typer.Option("--system", help="System message before the prompt.")
     ] = None,
     think: options.Think = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            "--top-p",
-            help="Sample from the fewest tokens whose probabilities sum to this; 1 is off. "
-            f"{_DEFAULT}",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            "--top-k",
-            help=f"Sample from this many most likely tokens; 0 is off. {_DEFAULT}",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option(
-            "--min-p",
-            help="Minimum probability of a token, relative to the most likely one; 0 is off. "
-            f"{_DEFAULT}",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(
-            "--repetition-penalty",
-            help=f"Penalty factor of tokens in prompt and answer; 1 is off. {_DEFAULT}",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None,
-        typer.Option(
-            "--frequency-penalty",
-            help="Penalty for each occurrence of a token in the answer; 0 is off.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
-    presence_penalty: Annotated[
-        float | None,
-        typer.Option(
-            "--presence-penalty",
-            help="Penalty of tokens that occur in the answer; 0 is off.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed",
-            help="Random seed; with it the answer is the same on every run and with every drafter.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
-    n: Annotated[
-        int | None,
-        typer.Option(
-            "--n", "-n", help="Number of answers per prompt.", rich_help_panel=SAMPLING_PANEL
-        ),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stop",
-            help="String that ends the answer. Repeat it for several strings.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
-    min_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--min-tokens",
-            help="Minimum length of an answer in tokens.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            "--logprobs",
-            help="With --json: log-probabilities of each token and of this many most likely tokens.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
-    ignore_eos: Annotated[
-        bool,
-        typer.Option(
-            "--ignore-eos",
-            help="Do not stop at end-of-text tokens.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = False,
+    sampling: SamplingOptions,
     as_json: Annotated[
         bool,
-        typer.Option(
-            "--json", help="Print one JSON object per prompt.", rich_help_panel=OUTPUT_PANEL
-        ),
+        output_option("--json", help="Print one JSON object per prompt."),
     ] = False,
     show_tokens: Annotated[
         bool,
-        typer.Option(
-            "--show-tokens",
-            help="Print the token ids after the text.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
+        output_option("--show-tokens", help="Print the token ids after the text."),
     ] = False,
     show_usage: Annotated[
         bool,
-        typer.Option(
-            "--show-usage",
-            help="Print the numbers of tokens and steps after the text.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
+        output_option("--show-usage", help="Print the numbers of tokens and steps after the text."),
     ] = False,
     show_special: Annotated[
         bool,
-        typer.Option(
-            "--show-special", help="Print control tokens too.", rich_help_panel=OUTPUT_PANEL
-        ),
+        output_option("--show-special", help="Print control tokens too."),
     ] = False,
     chosen: ModelOptions,
     drafting: DraftOptions,
@@ -190,27 +180,10 @@ def generate(
 ) -> None:
     """Generate answers to prompts, and stream them to the terminal."""
     from eyas.cli.loading import open_model
-    from eyas.core import SamplingParams
 
-    params_given: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "seed": seed,
-        "n": n,
-        "stop": tuple(stop) if stop else None,
-        "min_tokens": min_tokens,
-        "logprobs": logprobs,
-        "ignore_eos": ignore_eos or None,
-        "skip_special_tokens": False if show_special else None,
-    }
-    changes = {name: value for name, value in params_given.items() if value is not None}
-    SamplingParams(**changes)  # refuses a value out of range before a model is loaded
+    changes = sampling.changes()
+    if show_special:
+        changes["skip_special_tokens"] = False
     entries = _entries(prompt, prompts_file, system)
     config = engine_config(**vars(chosen), **vars(drafting), **vars(resources), **vars(parallel))
     with open_model(config, quiet=as_json) as llm:
@@ -261,40 +234,6 @@ def _entries(
         raise ValueError("--prompts-file: a prompt is given as well; give one of them")
     entries = read_entries(prompts_file)
     return [{"system": system, **entry} if system else entry for entry in entries]
-
-
-def read_entries(file: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file of prompts.
-
-    ValueError: the file cannot be read, or a line is invalid; the text names the line.
-    """
-    entries = [
-        _entry(line, f"{file}:{number}")
-        for number, line in enumerate(_read(file).splitlines(), start=1)
-        if line.strip()
-    ]
-    if not entries:
-        raise ValueError(f"--prompts-file: {file} holds no prompt")
-    return entries
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--prompts-file: cannot read {file} ({error})") from error
-
-
-def _entry(line: str, place: str) -> dict[str, Any]:
-    try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"--prompts-file: {place} is not JSON ({error})") from error
-    if not isinstance(entry, dict) or not ("prompt" in entry) ^ ("messages" in entry):
-        raise ValueError(
-            f'--prompts-file: {place} must be an object with either "prompt" or "messages"'
-        )
-    return entry
 
 
 def _encode(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -14,7 +15,7 @@ import typer
 
 from eyas.config import EngineConfig, HandoverConfig
 
-PANEL = "Prefill apart from decoding"
+handover_option = partial(typer.Option, rich_help_panel="Prefill apart from decoding")
 DEFAULTS = HandoverConfig()
 
 
@@ -39,64 +40,57 @@ class HandoverOptions:
 
     role: Annotated[
         RoleChoice,
-        typer.Option(
+        handover_option(
             "--role",
             help="What the server does with prompts: prefill computes them and holds them for other "
             "servers, decode reads them from there, as a router says in kv_transfer_params or "
             "bootstrap_room.",
-            rich_help_panel=PANEL,
         ),
     ] = RoleChoice.both
     kv_transport: Annotated[
         TransportChoice,
-        typer.Option(
+        handover_option(
             "--kv-transport",
             help="How keys and values move between the servers: tcp, or nixl, which needs the extra "
             "'nixl'.",
-            rich_help_panel=PANEL,
         ),
     ] = TransportChoice.tcp
     kv_host: Annotated[
         str,
-        typer.Option(
+        handover_option(
             "--kv-host",
             help="Address at which decode servers reach this prefill server. The connection is not "
             "encrypted: use a network of your own.",
-            rich_help_panel=PANEL,
         ),
     ] = DEFAULTS.host
     kv_port: Annotated[
         int,
-        typer.Option(
+        handover_option(
             "--kv-port",
             help="Port at which decode servers reach this prefill server; 0 chooses a free port.",
-            rich_help_panel=PANEL,
         ),
     ] = DEFAULTS.port
     kv_peer: Annotated[
         list[str] | None,
-        typer.Option(
+        handover_option(
             "--kv-peer",
             help="Host of a prefill server that this decode server may read from, written as its "
             "--kv-host. Repeat it for several. Default: 127.0.0.1.",
-            rich_help_panel=PANEL,
         ),
     ] = None
     kv_hold: Annotated[
         float,
-        typer.Option(
+        handover_option(
             "--kv-hold",
             help="Time that a prefill server holds a prompt for a decode server, and that a decode "
             "server waits for a prompt that a router has named (bootstrap_room), in seconds.",
-            rich_help_panel=PANEL,
         ),
     ] = DEFAULTS.hold_seconds
     kv_timeout: Annotated[
         float,
-        typer.Option(
+        handover_option(
             "--kv-timeout",
             help="Time limit for moving the keys and values of one prompt, in seconds.",
-            rich_help_panel=PANEL,
         ),
     ] = DEFAULTS.timeout_seconds
 

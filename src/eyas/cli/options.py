@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -19,10 +19,13 @@ import typer
 from eyas.settings import CACHE, DEVICE, DRAFT, GRAMMAR, MODEL, PARALLEL, SCHEDULER
 from eyas.settings import engine_config as engine_config  # noqa: PLC0414, for commands
 
-MODEL_PANEL, DRAFT_PANEL, RESOURCE_PANEL = "Model", "Drafting", "Resources"
-GRAMMAR_PANEL = "Grammars, reasoning, tools"
-PARALLEL_PANEL = "Several processes"
-SAMPLING_PANEL = "Sampling"
+# An option in a panel of --help.
+model_option = partial(typer.Option, rich_help_panel="Model")
+draft_option = partial(typer.Option, rich_help_panel="Drafting")
+resource_option = partial(typer.Option, rich_help_panel="Resources")
+grammar_option = partial(typer.Option, rich_help_panel="Grammars, reasoning, tools")
+parallel_option = partial(typer.Option, rich_help_panel="Several processes")
+sampling_option = partial(typer.Option, rich_help_panel="Sampling")
 
 
 class GrammarChoice(StrEnum):
@@ -48,303 +51,258 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON
 
 Model = Annotated[
     str,
-    typer.Option(
-        "--model",
-        "-m",
-        help="Model to load: 'builtin', a directory, or a Hugging Face hub name.",
-        rich_help_panel=MODEL_PANEL,
+    model_option(
+        "--model", "-m", help="Model to load: 'builtin', a directory, or a Hugging Face hub name."
     ),
 ]
 Revision = Annotated[
     str | None,
-    typer.Option(
+    model_option(
         "--revision",
         help="Branch, tag or commit of the model on the hub. Default: the main branch.",
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 Offline = Annotated[
     bool,
-    typer.Option(
-        "--offline",
-        help="Use only files that were downloaded before; never access the network.",
-        rich_help_panel=MODEL_PANEL,
+    model_option(
+        "--offline", help="Use only files that were downloaded before; never access the network."
     ),
 ]
 Dtype = Annotated[
     DtypeChoice,
-    typer.Option(
+    model_option(
         "--dtype",
         help="Number format of weights and cache. auto is bfloat16 where the device supports it in "
         "hardware, else float32.",
         metavar="<auto|bfloat16|float16|float32>",
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 MaxModelLen = Annotated[
     int | None,
-    typer.Option(
+    model_option(
         "--max-model-len",
         help="Context length: maximum number of tokens of prompt and answer together. Default: the "
         "model's own.",
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 Drafter = Annotated[
     str,
-    typer.Option(
+    draft_option(
         "--drafter",
         "-d",
         help="Source of draft tokens: root (no drafts, plain decoding), ngram (prompt lookup), "
         "model (a smaller model), head (EAGLE or MTP), forced (text that the grammar determines), "
         "several joined by + such as ngram+head, or auto (forced, and --draft-model or the model's "
         "own head). The output is the same with every drafter.",
-        rich_help_panel=DRAFT_PANEL,
     ),
 ]
 DraftModel = Annotated[
     str | None,
-    typer.Option(
-        "--draft-model",
-        help="Draft model or draft head: 'builtin', a directory, or a hub name.",
-        rich_help_panel=DRAFT_PANEL,
+    draft_option(
+        "--draft-model", help="Draft model or draft head: 'builtin', a directory, or a hub name."
     ),
 ]
 DraftSteps = Annotated[
     str,
-    typer.Option(
+    draft_option(
         "--draft-steps",
         metavar="<int>|auto",
         help="Depth of a draft tree: number of forward passes of the drafter in a step, as in SGLang. "
         "auto is 5, or up to 8 with --draft-nodes auto.",
-        rich_help_panel=DRAFT_PANEL,
     ),
 ]
 DraftTopk = Annotated[
     int,
-    typer.Option(
+    draft_option(
         "--draft-topk",
         help="Number of candidates that each node of a draft tree proposes; 1 drafts a chain.",
-        rich_help_panel=DRAFT_PANEL,
     ),
 ]
 DraftNodes = Annotated[
     str,
-    typer.Option(
+    draft_option(
         "--draft-nodes",
         metavar="<int>|auto",
         help="Number of tree nodes that the model verifies in a step, including the root (the last "
         "known token). auto chooses it for every batch by measured cost; it may be 1, which drafts "
         "nothing.",
-        rich_help_panel=DRAFT_PANEL,
     ),
 ]
 DraftTokenMap = Annotated[
     str | None,
-    typer.Option(
+    draft_option(
         "--draft-token-map",
         help="File with the token ids that an EAGLE-2 head may propose (FR-Spec); .pt or .json.",
-        rich_help_panel=DRAFT_PANEL,
     ),
 ]
 Device = Annotated[
     str,
-    typer.Option(
-        "--device",
-        help="Device to run on: auto, cpu, cuda or cuda:N.",
-        rich_help_panel=RESOURCE_PANEL,
-    ),
+    resource_option("--device", help="Device to run on: auto, cpu, cuda or cuda:N."),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        "--threads",
-        help="Number of CPU threads. Default: the number of physical cores minus one.",
-        rich_help_panel=RESOURCE_PANEL,
+    resource_option(
+        "--threads", help="Number of CPU threads. Default: the number of physical cores minus one."
     ),
 ]
 Exact = Annotated[
     bool,
-    typer.Option(
+    resource_option(
         "--exact/--no-exact",
         help="On a GPU: use only kernels whose results do not depend on drafts or on the other "
         "sequences of the batch, bit for bit; or use the fastest kernels.",
-        rich_help_panel=RESOURCE_PANEL,
     ),
 ]
 KVCacheDtype = Annotated[
     str,
-    typer.Option(
+    resource_option(
         "--kv-cache-dtype",
         help="Number format of cached keys and values. auto is that of --dtype; fp8_e4m3 (or fp8) "
         "holds twice as many tokens as 16 bits, with the scales of the checkpoint, or 1.",
         metavar="<format>",
-        rich_help_panel=RESOURCE_PANEL,
     ),
 ]
 NumSlots = Annotated[
     int | None,
-    typer.Option(
+    resource_option(
         "--num-slots",
         help="Capacity of the key/value cache in tokens; with --dp, of each rank. Default: what "
         "--memory-fraction allows.",
-        rich_help_panel=RESOURCE_PANEL,
     ),
 ]
 MemoryFraction = Annotated[
     float,
-    typer.Option(
+    resource_option(
         "--memory-fraction",
         help="Fraction of the device's memory to use for weights and cache, 0.05 to 0.98.",
-        rich_help_panel=RESOURCE_PANEL,
     ),
 ]
 MaxNumSeqs = Annotated[
     str,
-    typer.Option(
+    resource_option(
         "--max-num-seqs",
         help="Maximum number of sequences in a step. auto is 64 on a CPU, and on a GPU up to 512, as "
         "memory allows.",
-        rich_help_panel=RESOURCE_PANEL,
     ),
 ]
 MaxBatchTokens = Annotated[
     str,
-    typer.Option(
+    resource_option(
         "--max-batch-tokens",
         help="Maximum number of tokens in a step, prompt chunks and draft trees together. auto is 512 "
         "on a CPU, 2048 on a GPU.",
-        rich_help_panel=RESOURCE_PANEL,
     ),
 ]
 MaxStepMs = Annotated[
     str,
-    typer.Option(
+    resource_option(
         "--max-step-ms",
         help="Milliseconds that a step may take while sequences decode: prompt chunks are made smaller "
         "accordingly. auto is 50 on a GPU, no limit on a CPU.",
-        rich_help_panel=RESOURCE_PANEL,
     ),
 ]
 MaxGraphBatch = Annotated[
     int | None,
-    typer.Option(
+    resource_option(
         "--max-graph-batch",
         help="On a GPU: maximum number of sequences of a step that runs as CUDA graphs; 0 disables "
         "CUDA graphs. Default: no limit.",
-        rich_help_panel=RESOURCE_PANEL,
     ),
 ]
 NoPrefixCache = Annotated[
     bool,
-    typer.Option(
+    resource_option(
         "--no-prefix-cache",
         help="Do not reuse the cached keys and values of earlier requests with the same prefix.",
-        rich_help_panel=RESOURCE_PANEL,
     ),
 ]
 KVEvents = Annotated[
     str | None,
-    typer.Option(
+    resource_option(
         "--kv-events-config",
         metavar="<json>",
         help="Publish which prefixes are cached, for routers, as vLLM does: a JSON object such as "
         '\'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}\'.',
-        rich_help_panel=RESOURCE_PANEL,
     ),
 ]
 Flights = Annotated[
     str,
-    typer.Option(
+    resource_option(
         "--flights",
         help="Number of steps that may still run when the next one is launched: auto, 0 or 1.",
-        rich_help_panel=RESOURCE_PANEL,
     ),
 ]
 
 TensorParallelSize = Annotated[
     int,
-    typer.Option(
+    parallel_option(
         "--tp",
         "--tp-size",
         "--tensor-parallel-size",
         help="Number of processes (ranks) that run the model together, each with a part of every layer "
         "and, on GPUs, a GPU of its own: 1, 2, 4 or 8.",
-        rich_help_panel=PARALLEL_PANEL,
     ),
 ]
 ExpertParallelSize = Annotated[
     int,
-    typer.Option(
+    parallel_option(
         "--ep",
         "--ep-size",
         "--expert-parallel-size",
         help="1: each rank holds a part of every expert. The number of ranks, or 0: each holds some "
         "experts whole.",
-        rich_help_panel=PARALLEL_PANEL,
     ),
 ]
 DataParallelSize = Annotated[
     int,
-    typer.Option(
+    parallel_option(
         "--dp",
         "--dp-size",
         "--data-parallel-size",
         help="With --enable-dp-attention: number of ranks that divide sequences and experts of a model "
         "with latent attention: 1, 2, 4 or 8. Each holds the keys and values of its own sequences.",
-        rich_help_panel=PARALLEL_PANEL,
     ),
 ]
 EnableDpAttention = Annotated[
     bool,
-    typer.Option(
+    parallel_option(
         "--enable-dp-attention",
         help="Divide sequences among the ranks of --dp, not the heads of attention. --ep 0 "
         "(--enable-expert-parallel) with --dp says the same.",
-        rich_help_panel=PARALLEL_PANEL,
     ),
 ]
 ExactAcrossTp = Annotated[
     bool,
-    typer.Option(
+    parallel_option(
         "--exact-across-tp",
         help="Form sums in one order for every number of ranks, so that 1, 2, 4 and 8 ranks give the "
         "same tokens and log-probabilities, bit for bit. On a CPU several ranks always do.",
-        rich_help_panel=PARALLEL_PANEL,
     ),
 ]
 DistTimeout = Annotated[
     float,
-    typer.Option(
+    parallel_option(
         "--dist-timeout",
         help="Time that a rank may take for its part of an exchange, in seconds, before the engine "
         "counts as failed.",
-        rich_help_panel=PARALLEL_PANEL,
     ),
 ]
 Nnodes = Annotated[
     int,
-    typer.Option(
-        "--nnodes",
-        help="Number of machines that the ranks are divided among.",
-        rich_help_panel=PARALLEL_PANEL,
-    ),
+    parallel_option("--nnodes", help="Number of machines that the ranks are divided among."),
 ]
 NodeRank = Annotated[
     int,
-    typer.Option(
-        "--node-rank",
-        help="Number of this machine, from 0; the one with number 0 serves.",
-        rich_help_panel=PARALLEL_PANEL,
+    parallel_option(
+        "--node-rank", help="Number of this machine, from 0; the one with number 0 serves."
     ),
 ]
 DistInitAddr = Annotated[
     str | None,
-    typer.Option(
+    parallel_option(
         "--dist-init-addr",
         metavar="<host:port>",
         help="Address of machine 0 at which the ranks meet; needed with several machines.",
-        rich_help_panel=PARALLEL_PANEL,
     ),
 ]
 
@@ -358,19 +316,15 @@ Think = Annotated[
 ]
 MaxTokens = Annotated[
     int | None,
-    typer.Option(
+    sampling_option(
         "--max-tokens",
         help="Maximum length of an answer in tokens. Default: the rest of the context.",
-        rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option(
-        "--temperature",
-        "-t",
-        help="Sampling temperature; 0 is greedy. Default: the model's.",
-        rich_help_panel=SAMPLING_PANEL,
+    sampling_option(
+        "--temperature", "-t", help="Sampling temperature; 0 is greedy. Default: the model's."
     ),
 ]
 
@@ -416,28 +370,22 @@ class GrammarOptions:
 
     grammar_backend: Annotated[
         GrammarChoice,
-        typer.Option(
+        grammar_option(
             "--grammar-backend",
             help="Library that enforces schemas, patterns and grammars. xgrammar must be installed "
             "separately, with the extra of that name.",
-            rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = GrammarChoice.llguidance
     grammar_timeout: Annotated[
         float,
-        typer.Option(
-            "--grammar-timeout",
-            help="Maximum time to compile a grammar, in seconds.",
-            rich_help_panel=GRAMMAR_PANEL,
-        ),
+        grammar_option("--grammar-timeout", help="Maximum time to compile a grammar, in seconds."),
     ] = GRAMMAR.compile_seconds
     grammar_memory: Annotated[
         int,
-        typer.Option(
+        grammar_option(
             "--grammar-memory",
             help="Maximum memory of compiled grammars and their caches, in MiB. Unused grammars are "
             "evicted first.",
-            rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = GRAMMAR.cache_bytes // 2**20
 

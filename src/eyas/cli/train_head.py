@@ -6,15 +6,285 @@ trained.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from eyas.cli.options import flattened
+
 DEMO_OUTPUT = "eyas-head-demo"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """Options that are fields of `HeadTraining` with the same names. None is the default there."""
+
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="Kind of head: eagle3.1, which needs SGLang or vLLM of mid-2026 or newer, or eagle3, "
+            "which older releases and SafeAILab's code run as well. Default: eagle3.1.",
+        ),
+    ] = None
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            "--prompts",
+            help="Prompts that the target answers: a JSON lines file with 'messages' or 'prompt' "
+            "in each line, or builtin:N for the first N built-in prompts.",
+        ),
+    ] = None
+    conversations: Annotated[
+        str | None,
+        typer.Option(
+            "--conversations",
+            help="Conversations with answers to train on as they are: a JSON lines file, or builtin:N.",
+        ),
+    ] = None
+    thinking: Annotated[
+        str | None,
+        typer.Option(
+            "--thinking",
+            help="Reasoning in the target's answers: as-given (by the prompt), on, off or both. "
+            "Default: as-given.",
+        ),
+    ] = None
+    temperatures: Annotated[
+        str | None,
+        typer.Option(
+            "--temperatures",
+            help="Temperatures of the target's answers, used in turn. Default: 0,0.7,1.0.",
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            help="Maximum length of an answer in tokens. Default: 1024.",
+            min=1,
+        ),
+    ] = None
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            "--max-length",
+            help="Maximum length of a training text in tokens, prompt included. Default: the target's "
+            "context length.",
+            min=8,
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int | None,
+        typer.Option(
+            "--max-num-seqs",
+            help="Maximum number of answers generated at a time. Default: 256.",
+            min=1,
+        ),
+    ] = None
+    generate_seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--generate-seconds",
+            help="Time to generate answers, in seconds; training then uses the answers so far. "
+            "Default: no limit.",
+        ),
+    ] = None
+    heldout_share: Annotated[
+        float | None,
+        typer.Option(
+            "--heldout",
+            help="Fraction of texts that are held out for evaluation. Default: 0.05.",
+        ),
+    ] = None
+    online: Annotated[
+        bool | None,
+        typer.Option(
+            "--online/--stored",
+            help="Run the target for every batch, or store its hidden states on disk once. Default: "
+            "--stored.",
+        ),
+    ] = None
+    shard_mib: Annotated[
+        int | None,
+        typer.Option(
+            "--shard-mib",
+            help="Size of a file of stored hidden states, in MiB. Default: 256.",
+            min=1,
+        ),
+    ] = None
+    cache_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--cache-gib",
+            help="Memory to cache stored hidden states in, in GiB. Default: by free memory.",
+        ),
+    ] = None
+    draft_vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            "--draft-vocab-size",
+            help="Number of tokens that the head can propose. Default: 32000, or the target's "
+            "vocabulary if that is smaller; 2048 for builtin.",
+            min=1,
+        ),
+    ] = None
+    intermediate_size: Annotated[
+        int | None,
+        typer.Option(
+            "--intermediate-size",
+            help="Width of the head's feed-forward block. Default: the target's.",
+            min=1,
+        ),
+    ] = None
+    num_heads: Annotated[
+        int | None,
+        typer.Option("--num-heads", help="Number of query heads. Default: the target's.", min=1),
+    ] = None
+    num_kv_heads: Annotated[
+        int | None,
+        typer.Option(
+            "--num-kv-heads", help="Number of key/value heads. Default: the target's.", min=1
+        ),
+    ] = None
+    taps: Annotated[
+        str | None,
+        typer.Option(
+            "--taps",
+            help="Hidden states that the head reads, each the number of layers before it, such as "
+            "2,18,33. Default: EAGLE-3's.",
+        ),
+    ] = None
+    ttt_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--ttt-steps",
+            help="Number of draft levels that are trained (training-time test). Default: 7.",
+            min=1,
+        ),
+    ] = None
+    loss_decay: Annotated[
+        float | None,
+        typer.Option(
+            "--loss-decay",
+            help="Factor of a level's loss relative to the level before. Default: 0.8.",
+        ),
+    ] = None
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-tokens",
+            help="Tokens in a training step, padding included. Default: 8192; 65536 for builtin.",
+            min=16,
+        ),
+    ] = None
+    epochs: Annotated[
+        float | None,
+        typer.Option("--epochs", help="Passes over the training texts. Default: 10."),
+    ] = None
+    train_seconds: Annotated[
+        float | None,
+        typer.Option("--train-seconds", help="Training time in seconds, instead of --epochs."),
+    ] = None
+    max_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--max-steps", help="Maximum number of training steps. Default: no limit.", min=1
+        ),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            "--optimizer",
+            help="muon (Muon for matrices, AdamW for the rest), or adamw as in the EAGLE papers. "
+            "Default: muon.",
+        ),
+    ] = None
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--learning-rate",
+            help="Peak learning rate of AdamW. Default: 1e-4; 2e-3 for builtin.",
+        ),
+    ] = None
+    matrix_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--matrix-rate",
+            help="Peak learning rate of Muon. Default: 0.02.",
+        ),
+    ] = None
+    decay: Annotated[
+        str | None,
+        typer.Option(
+            "--decay",
+            help="Decay of the learning rates: cosine or linear. Default: cosine.",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            help="Seed of the answers, the initial weights and the order of texts. Default: 0.",
+        ),
+    ] = None
+    device: Annotated[
+        str | None, typer.Option("--device", help="Device: auto, cuda or cpu. Default: auto.")
+    ] = None
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Number format of the target. Default: auto.")
+    ] = None
+    compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile", help="Use torch.compile for the head. Default: --no-compile."
+        ),
+    ] = None
+    offline: Annotated[
+        bool | None,
+        typer.Option(
+            "--offline",
+            help="Use only files that were downloaded before; never access the network.",
+        ),
+    ] = None
+    stop_after: Annotated[
+        float | None,
+        typer.Option(
+            "--stop-after",
+            help="Stop the command after this time in seconds; the same command continues the run. "
+            "Default: no limit.",
+        ),
+    ] = None
+    log_every: Annotated[
+        int | None,
+        typer.Option(
+            "--log-every",
+            help="Steps between log lines. Default: 50.",
+            min=1,
+        ),
+    ] = None
+    eval_every: Annotated[
+        int | None,
+        typer.Option(
+            "--eval-every",
+            help="Steps between evaluations on held-out texts. Default: 500.",
+            min=1,
+        ),
+    ] = None
+    evaluate: Annotated[
+        bool | None,
+        typer.Option(
+            "--evaluate/--no-evaluate",
+            help="Measure the trained head by decoding held-out prompts. Default: --evaluate.",
+        ),
+    ] = None
+
+
+@flattened
 def head(
+    *,
     model: Annotated[
         str,
         typer.Argument(help="Target model: 'builtin', a directory, or a Hugging Face hub name."),
@@ -35,265 +305,7 @@ def head(
             f"two CPU cores and without a network. --output is {DEMO_OUTPUT} by default.",
         ),
     ] = False,
-    head_format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help="Kind of head: eagle3.1 (default; needs SGLang or vLLM of mid-2026 or newer), or "
-            "eagle3, which older releases and SafeAILab's code run as well.",
-        ),
-    ] = None,
-    prompts: Annotated[
-        str | None,
-        typer.Option(
-            "--prompts",
-            help="Prompts that the target answers: a JSON lines file with 'messages' or 'prompt' "
-            "in each line, or builtin:N for the first N built-in prompts.",
-        ),
-    ] = None,
-    conversations: Annotated[
-        str | None,
-        typer.Option(
-            "--conversations",
-            help="Conversations with answers to train on as they are: a JSON lines file, or builtin:N.",
-        ),
-    ] = None,
-    thinking: Annotated[
-        str | None,
-        typer.Option(
-            "--thinking",
-            help="Reasoning in the target's answers: as-given (by the prompt), on, off or both. "
-            "Default: as-given.",
-        ),
-    ] = None,
-    temperatures: Annotated[
-        str | None,
-        typer.Option(
-            "--temperatures",
-            help="Temperatures of the target's answers, used in turn. Default: 0,0.7,1.0.",
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            help="Maximum length of an answer in tokens. Default: 1024.",
-            min=1,
-        ),
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            "--max-length",
-            help="Maximum length of a training text in tokens, prompt included. Default: the target's "
-            "context length.",
-            min=8,
-        ),
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None,
-        typer.Option(
-            "--max-num-seqs",
-            help="Maximum number of answers generated at a time. Default: 256.",
-            min=1,
-        ),
-    ] = None,
-    generate_seconds: Annotated[
-        float | None,
-        typer.Option(
-            "--generate-seconds",
-            help="Time to generate answers, in seconds; training then uses the answers so far. "
-            "Default: no limit.",
-        ),
-    ] = None,
-    heldout_share: Annotated[
-        float | None,
-        typer.Option(
-            "--heldout",
-            help="Fraction of texts that are held out for evaluation. Default: 0.05.",
-        ),
-    ] = None,
-    online: Annotated[
-        bool | None,
-        typer.Option(
-            "--online/--stored",
-            help="Run the target for every batch, or store its hidden states on disk once. Default: "
-            "--stored.",
-        ),
-    ] = None,
-    shard_mib: Annotated[
-        int | None,
-        typer.Option(
-            "--shard-mib",
-            help="Size of a file of stored hidden states, in MiB. Default: 256.",
-            min=1,
-        ),
-    ] = None,
-    cache_gib: Annotated[
-        float | None,
-        typer.Option(
-            "--cache-gib",
-            help="Memory to cache stored hidden states in, in GiB. Default: by free memory.",
-        ),
-    ] = None,
-    draft_vocab_size: Annotated[
-        int | None,
-        typer.Option(
-            "--draft-vocab-size",
-            help="Number of tokens that the head can propose. Default: 32000, or the target's "
-            "vocabulary if that is smaller; 2048 for builtin.",
-            min=1,
-        ),
-    ] = None,
-    intermediate_size: Annotated[
-        int | None,
-        typer.Option(
-            "--intermediate-size",
-            help="Width of the head's feed-forward block. Default: the target's.",
-            min=1,
-        ),
-    ] = None,
-    num_heads: Annotated[
-        int | None,
-        typer.Option("--num-heads", help="Number of query heads. Default: the target's.", min=1),
-    ] = None,
-    num_kv_heads: Annotated[
-        int | None,
-        typer.Option(
-            "--num-kv-heads", help="Number of key/value heads. Default: the target's.", min=1
-        ),
-    ] = None,
-    taps: Annotated[
-        str | None,
-        typer.Option(
-            "--taps",
-            help="Hidden states that the head reads, each the number of layers before it, such as "
-            "2,18,33. Default: EAGLE-3's.",
-        ),
-    ] = None,
-    ttt_steps: Annotated[
-        int | None,
-        typer.Option(
-            "--ttt-steps",
-            help="Number of draft levels that are trained (training-time test). Default: 7.",
-            min=1,
-        ),
-    ] = None,
-    loss_decay: Annotated[
-        float | None,
-        typer.Option(
-            "--loss-decay",
-            help="Factor of a level's loss relative to the level before. Default: 0.8.",
-        ),
-    ] = None,
-    batch_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-tokens",
-            help="Tokens in a training step, padding included. Default: 8192; 65536 for builtin.",
-            min=16,
-        ),
-    ] = None,
-    epochs: Annotated[
-        float | None,
-        typer.Option("--epochs", help="Passes over the training texts. Default: 10."),
-    ] = None,
-    train_seconds: Annotated[
-        float | None,
-        typer.Option("--train-seconds", help="Training time in seconds, instead of --epochs."),
-    ] = None,
-    max_steps: Annotated[
-        int | None,
-        typer.Option(
-            "--max-steps", help="Maximum number of training steps. Default: no limit.", min=1
-        ),
-    ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            "--optimizer",
-            help="muon (Muon for matrices, AdamW for the rest), or adamw as in the EAGLE papers. "
-            "Default: muon.",
-        ),
-    ] = None,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(
-            "--learning-rate",
-            help="Peak learning rate of AdamW. Default: 1e-4; 2e-3 for builtin.",
-        ),
-    ] = None,
-    matrix_rate: Annotated[
-        float | None,
-        typer.Option(
-            "--matrix-rate",
-            help="Peak learning rate of Muon. Default: 0.02.",
-        ),
-    ] = None,
-    decay: Annotated[
-        str | None,
-        typer.Option(
-            "--decay",
-            help="Decay of the learning rates: cosine or linear. Default: cosine.",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed",
-            help="Seed of the answers, the initial weights and the order of texts. Default: 0.",
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="Device: auto, cuda or cpu. Default: auto.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="Number format of the target. Default: auto.")
-    ] = None,
-    compile_head: Annotated[
-        bool | None,
-        typer.Option(
-            "--compile/--no-compile", help="Use torch.compile for the head. Default: --no-compile."
-        ),
-    ] = None,
-    offline: Annotated[
-        bool | None,
-        typer.Option(
-            "--offline",
-            help="Use only files that were downloaded before; never access the network.",
-        ),
-    ] = None,
-    stop_after: Annotated[
-        float | None,
-        typer.Option(
-            "--stop-after",
-            help="Stop the command after this time in seconds; the same command continues the run. "
-            "Default: no limit.",
-        ),
-    ] = None,
-    log_every: Annotated[
-        int | None,
-        typer.Option(
-            "--log-every",
-            help="Steps between log lines. Default: 50.",
-            min=1,
-        ),
-    ] = None,
-    eval_every: Annotated[
-        int | None,
-        typer.Option(
-            "--eval-every",
-            help="Steps between evaluations on held-out texts. Default: 500.",
-            min=1,
-        ),
-    ] = None,
-    evaluate: Annotated[
-        bool | None,
-        typer.Option(
-            "--evaluate/--no-evaluate",
-            help="Measure the trained head by decoding held-out prompts. Default: --evaluate.",
-        ),
-    ] = None,
+    training: TrainingOptions,
 ) -> None:
     """Train an EAGLE-3 or EAGLE-3.1 draft head for a model from a file of prompts.
 
@@ -308,44 +320,12 @@ def head(
     if output is None:
         raise ValueError("output: give a directory for the run")
     settings = {
-        "prompts": prompts,
-        "conversations": conversations,
-        "thinking": thinking,
-        "temperatures": _numbers(temperatures, "temperatures"),
-        "max_tokens": max_tokens,
-        "max_length": max_length,
-        "max_num_seqs": max_num_seqs,
-        "generate_seconds": generate_seconds,
-        "heldout_share": heldout_share,
-        "online": online,
-        "shard_mib": shard_mib,
-        "cache_gib": cache_gib,
-        "draft_vocab_size": draft_vocab_size,
-        "intermediate_size": intermediate_size,
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "taps": _whole_numbers(taps, "taps"),
-        "format": None if head_format is None else head_format.lower().replace("-", ""),
-        "ttt_steps": ttt_steps,
-        "loss_decay": loss_decay,
-        "batch_tokens": batch_tokens,
-        "epochs": epochs,
-        "train_seconds": train_seconds,
-        "max_steps": max_steps,
-        "optimizer": optimizer,
-        "learning_rate": learning_rate,
-        "matrix_rate": matrix_rate,
-        "decay": decay,
-        "seed": seed,
-        "device": device,
-        "dtype": dtype,
-        "compile": compile_head,
-        "offline": offline,
-        "stop_after": stop_after,
-        "log_every": log_every,
-        "eval_every": eval_every,
-        "evaluate": evaluate,
+        **vars(training),
+        "temperatures": _numbers(training.temperatures, "temperatures"),
+        "taps": _whole_numbers(training.taps, "taps"),
     }
+    if training.format is not None:
+        settings["format"] = training.format.lower().replace("-", "")
     changes = {name: value for name, value in settings.items() if value is not None}
     if demo:
         changes = demo_settings(model, changes)

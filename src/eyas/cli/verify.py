@@ -78,7 +78,7 @@ def verify(
     as_json: options.Json = False,
 ) -> None:
     """Check a model and its drafters on your prompts, and measure acceptance and speed."""
-    from eyas.cli.generate import read_entries
+    from eyas.cli.prompts_file import read_entries
     from eyas.verify.report import VerifyPlan
     from eyas.verify.report import verify as run
 

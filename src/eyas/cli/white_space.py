@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
-
-from eyas.cli.options import GRAMMAR, GRAMMAR_PANEL
+from eyas.cli.options import GRAMMAR, grammar_option
 from eyas.white_space import MAX_INDENTATION
 
 
@@ -20,19 +18,17 @@ class WhiteSpaceOptions:
 
     whitespace_pattern: Annotated[
         str | None,
-        typer.Option(
+        grammar_option(
             help="Pattern of the white space allowed between the parts of JSON, such as '[ ]?'; '' "
             "allows none. Default: at most one blank, then at most one line break with up to "
             f"{MAX_INDENTATION} characters of indentation.",
             metavar="<pattern>",
-            rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = GRAMMAR.white_space
     disable_any_whitespace: Annotated[
         bool,
-        typer.Option(
+        grammar_option(
             "--disable-any-whitespace",
             help="Write JSON with ', ' and ': ' and no other white space.",
-            rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = not GRAMMAR.any_white_space

@@ -71,14 +71,21 @@ class MissingRows:
 
 @dataclass(slots=True, eq=False)
 class CatchUpRows:
-    """rows: a forward. previous_slots_T: the slot before each row's, None where features are not read.
-    root_rows_B, root_tokens_B, sequence_B: the roots' rows and tokens, and 0, 1, ...; for tails."""
+    """The rows of a forward pass. previous_slots_T: the slot before each row's; None where features are
+    not read."""
 
     rows: ForwardRows
     previous_slots_T: torch.Tensor | None
-    root_rows_B: torch.Tensor | None = None
-    root_tokens_B: torch.Tensor | None = None
-    sequence_B: torch.Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class TailRows(CatchUpRows):
+    """The rows of tails. root_rows_B, root_tokens_B: the roots' rows and tokens. sequence_B: 0, 1,
+    ..."""
+
+    root_rows_B: torch.Tensor
+    root_tokens_B: torch.Tensor
+    sequence_B: torch.Tensor
 
 
 class RowTracker:
@@ -197,9 +204,8 @@ class RowTracker:
         seat = self._seats.get(span.seat)
         if seat is None or seat.seating != seating:
             stored = span.context_start if span.context_count else span.root_low
-            is_made = self._is_made_S[span.stored_slots[self.first_position : stored]]
-            num_made = int(is_made.argmin()) if not is_made.all() else len(is_made)
-            seat = self._seats[span.seat] = _SeatRows(seating, self.first_position + num_made)
+            made = max(self.first_position, self.num_made(span.stored_slots[:stored]))
+            seat = self._seats[span.seat] = _SeatRows(seating, made)
             self.next_rows(batch.table)[span.seat].fill_(seat.made)
         return seat
 
@@ -233,7 +239,7 @@ def run_rows(tracker: RowTracker, batch: Batch, runs: list[MissingRun]) -> Catch
 
 def tail_rows(
     tracker: RowTracker, batch: Batch, longest: int, drafts_B: torch.Tensor | None
-) -> CatchUpRows:
+) -> TailRows:
     """Return the rows of one forward pass over all tails: of each sequence, from the first missing row
     to the root.
 
@@ -262,6 +268,6 @@ def tail_rows(
         logits_rows_R=tails.root_rows_B,
     )
     previous_slots_T = tails.previous_slots_T if tracker.reads_features else None
-    return CatchUpRows(
+    return TailRows(
         rows, previous_slots_T, tails.root_rows_B, tails.root_tokens_B, tails.sequence_B
     )

@@ -4,7 +4,7 @@ Promises: the passes that are timed are those of the real networks, run as in a 
 each row count is not timed, since it may compile kernels. No pass starts after `MAX_SECONDS` of timed
 passes or `MAX_FIRST_SECONDS` of first ones; row counts that were not reached are extrapolated (with one
 measured count, its time is used for all).
-Does not know: how many tokens a draft yields (`eyas.draft.pace`).
+Does not know: how many tokens a draft yields (`eyas.draft.shape_policy`).
 """
 
 from __future__ import annotations

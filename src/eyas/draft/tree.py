@@ -165,10 +165,9 @@ class TreeDrafter(Drafter):
         features_TF = None if slots_T is None else self._network.recall(slots_T)
         logits_BU, states_TF = self._network.forward(tails.rows, features_TF)
         self._tracker.made_slots(tails.rows.write_slots_T)
-        assert logits_BU is not None and tails.root_rows_B is not None
+        assert logits_BU is not None
         states_BF = None if states_TF is None else states_TF[tails.root_rows_B]
         topk = min(shape.topk, self._network.draft_vocab_size)
-        assert tails.sequence_B is not None and tails.root_tokens_B is not None
         growth = _Growth(
             batch,
             TreeShape(shape.steps, topk, shape.nodes),

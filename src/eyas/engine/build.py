@@ -18,23 +18,14 @@ from eyas.cache import BlockLog, CacheManager, KVStore
 from eyas.config import EngineConfig, EngineInfo, StartChoice
 from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
 from eyas.draft import Drafter
-from eyas.engine.cache_size import SlotBytes
-from eyas.engine.drafting import build_drafter
+from eyas.engine.drafting import Drafting, build_drafter
 from eyas.engine.engine import Engine
-from eyas.engine.exactness import check_exactness
+from eyas.engine.exactness import Exactness, check_exactness
 from eyas.engine.kv_events import EventPublisher, check_endpoints
-from eyas.engine.kv_format import kv_dtype_name, resolve_kv_dtype
+from eyas.engine.kv_format import kv_dtype_name
 from eyas.engine.load import Parts, load, open_hardware
-from eyas.engine.memory import (
-    num_snapshots,
-    size_cache,
-    state_bytes,
-    states_choices,
-    step_bytes,
-    table_bytes,
-    with_seats,
-)
-from eyas.engine.ranks import Ranks, exchanged_bytes
+from eyas.engine.memory import EngineSizes, num_snapshots, size_engine, states_choices
+from eyas.engine.ranks import Ranks
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.start_choices import (
     Stopwatch,
@@ -106,135 +97,137 @@ def assemble(
     own_drafter: the drafter if `parts.drafting` is None. verify: computes the verdicts. captures: on a
     device, capture common steps now; otherwise each step is captured once its shape has occurred often.
     """
-    given, dtype, order, drafting = config, parts.dtype, parts.order, parts.drafting
-    spec, ranks = of_rank(parts.spec, parts.model.shard), parts.ranks
-    kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
-    windowed = [store for store in spec.attention_stores if store.window is not None]
-    per_window_slot = KVStore.bytes_per_slot(windowed, kv_dtype)
-    per_slot = KVStore.bytes_per_slot(spec.stores, kv_dtype) - per_window_slot
-    num_caches = config.parallel.dp
-    per_seat = scratch = 0
-    if drafting is not None:
-        # The first rank drafts for the sequences of all ranks.
-        per_slot += num_caches * drafting.bytes_per_slot(dtype, kv_dtype, hardware.device)
-        per_seat = drafting.scratch_bytes(1, kv_dtype)
-        width = drafting.shape.width
-    else:
-        assert own_drafter is not None
-        width = own_drafter.width
-    max_length = parts.model.max_model_len
-    size = SlotBytes(
-        per_slot, per_window_slot, max((store.window or 0 for store in windowed), default=0)
-    )
-    per_seat += table_bytes(1, max_length, width) + size.window * size.windowed
-    per_seat += sum(store.num_bytes(width, dtype.itemsize) for store in spec.state_stores)
-    config = with_seats(config, hardware.device, per_seat)
-    if drafting is not None:
-        scratch = drafting.scratch_bytes(config.scheduler.num_seats, kv_dtype)
-    states = state_bytes(config, spec, width, dtype)
-    if usable(hardware.device):
-        scratch += step_bytes(spec, config, width, max_length, dtype)
-        scratch += exchanged_bytes(config, spec)
-    num_slots, in_windows, max_length, cache_choices = size_cache(
-        config, size, scratch, states, hardware.device, max_length, width
-    )
-    if ranks is not None:
-        num_slots = ranks.leader.agree_on_slots(num_slots, in_windows)
-        in_windows = min(in_windows, num_slots)
-        max_length = min(max_length, num_slots - 2 * width)
+    drafting, device = parts.drafting, hardware.device
+    sizes = size_engine(config, device, parts, _tree_width(drafting, own_drafter))
     watch = Stopwatch()
-    kv = KVStore(
-        spec.stores,
-        num_slots,
-        dtype=dtype,
-        device=hardware.device,
-        stored_dtype=kv_dtype,
-        scales=parts.kv_scales,
-        num_window_slots=in_windows if in_windows < num_slots else None,
-    )
-    leader = None if ranks is None else ranks.leader
-    sequences = None
-    if ranks is not None and parts.model.shard.by_sequence:
-        sequences = SequenceRanks(num_slots, ranks.group)
-    runner = ModelRunner(parts.model, open_attention(kv), leader, sequences)
-    drafter = own_drafter
-    if drafter is None:
-        assert drafting is not None
+    runner = _open_runner(parts, sizes, device)
+    if drafting is None:
+        assert own_drafter is not None
+        drafter = own_drafter
+    else:
         drafter = build_drafter(
             drafting,
-            config,
+            sizes.config,
             runner,
             parts.network,
-            num_caches * num_slots,
-            max_length,
-            kv_dtype=kv_dtype,
+            sizes.num_slots,
+            sizes.max_length,
+            kv_dtype=sizes.kv_dtype,
             kv_scales=parts.draft_kv_scales,
         )
     tree_seconds = watch.lap()
-    if kv.windows is not None:
-        kv.windows.assign_first()
-    exact = check_exactness(
-        runner,
-        order,
-        max_length,
-        in_windows,
-        width=drafter.width,
-        captures=config.scheduler.max_graph_batch != 0,
-        most_seqs=config.scheduler.num_seats,
+    exact = _check_exactness(runner, parts, sizes, drafter.width)
+    exact_seconds = watch.lap()
+    info = _describe(hardware, parts, sizes, exact, drafter)
+    grammars = compile_pool(sizes.config, info, parts.tokenizer)
+    engine = connect(
+        sizes.config, runner, drafter, info, parts.tokenizer, grammars, verify, parts.ranks
     )
-    if kv.windows is not None:
-        kv.windows.clear()
-    exact_choice = StartChoice("exact", "yes" if exact.exact else "no", exact.reason, watch.lap())
-    has_grammars = bool(parts.eos_token_ids) and parts.tokenizer is not None
-    info = EngineInfo(
-        model=config.model.path,
-        directory="" if parts.directory is None else str(parts.directory),
-        grammar_backend=config.grammar.backend if has_grammars else None,
-        architecture=spec.architecture,
-        num_parameters=parts.spec.num_parameters,
-        device=str(hardware.device),
-        dtype=str(dtype).removeprefix("torch."),
-        kv_cache_dtype=kv_dtype_name(kv_dtype),
-        max_model_len=max_length,
-        num_slots=num_caches * num_slots,
-        vocab_size=spec.vocab_size,
-        drafter="+".join(drafting.names) if drafting else type(own_drafter).__name__,
-        eos_token_ids=parts.eos_token_ids,
-        exact=exact.exact,
-        exact_reason=exact.reason,
-        max_num_seqs=config.scheduler.num_seats,
-        num_ranks=parts.model.shard.size,
-        num_flights=hardware.num_flights
-        if config.scheduler.flights == "auto"
-        else config.scheduler.flights,
-    )
-    grammars = compile_pool(config, info, parts.tokenizer)
-    engine = connect(config, runner, drafter, info, parts.tokenizer, grammars, verify, ranks)
-    is_paced = drafting is not None and drafting.is_paced
     watch.lap()
-    sizes: list[int] = []
+    captured: list[int] = []
     if captures and engine.launcher.graphs is not None:
-        sizes = capture_steps(engine, 1 if is_paced else drafter.shape.alone.width)
+        is_adaptive = drafting is not None and drafting.is_adaptive
+        captured = capture_steps(engine, 1 if is_adaptive else drafter.shape.alone.width)
     on_device: tuple[StartChoice, ...] = ()
-    if usable(hardware.device):
-        captured = graphs_choice(config, sizes, watch.lap())
-        on_device = (search_choice(search_on(hardware.device).report()), captured)
+    if usable(device):
+        graphs = graphs_choice(sizes.config, captured, watch.lap())
+        on_device = (search_choice(search_on(device).report()), graphs)
     engine.info = msgspec.structs.replace(
         info,
         choices=(
             hardware.choice,
             *parts.choices,
             *(() if drafting is None else (tree_choice(drafting, tree_seconds),)),
-            *cache_choices,
-            kv_choice(config, info),
-            *states_choices(config, spec, dtype),
-            *limit_choices(given, hardware, info),
+            *sizes.choices,
+            kv_choice(sizes.config, info),
+            *states_choices(sizes.config, sizes.spec, parts.dtype),
+            *limit_choices(config, hardware, info),
             *on_device,
-            exact_choice,
-            grammar_choice(config, info, has_tokenizer=parts.tokenizer is not None),
+            StartChoice("exact", "yes" if exact.exact else "no", exact.reason, exact_seconds),
+            grammar_choice(sizes.config, info, has_tokenizer=parts.tokenizer is not None),
         ),
     )
     return engine
+
+
+def _tree_width(drafting: Drafting | None, own_drafter: Drafter | None) -> int:
+    """Return the most nodes of a tree."""
+    if drafting is not None:
+        return drafting.shape.width
+    assert own_drafter is not None
+    return own_drafter.width
+
+
+def _open_runner(parts: Parts, sizes: EngineSizes, device: torch.device) -> ModelRunner:
+    """Allocate the cache and connect the model with it."""
+    ranks, num_slots = parts.ranks, sizes.slots_per_rank
+    has_windows = sizes.num_window_slots < num_slots
+    kv = KVStore(
+        sizes.spec.stores,
+        num_slots,
+        dtype=parts.dtype,
+        device=device,
+        stored_dtype=sizes.kv_dtype,
+        scales=parts.kv_scales,
+        num_window_slots=sizes.num_window_slots if has_windows else None,
+    )
+    leader = sequences = None
+    if ranks is not None:
+        leader = ranks.leader
+        if parts.model.shard.by_sequence:
+            sequences = SequenceRanks(num_slots, ranks.group)
+    return ModelRunner(parts.model, open_attention(kv), leader, sequences)
+
+
+def _check_exactness(
+    runner: ModelRunner, parts: Parts, sizes: EngineSizes, width: int
+) -> Exactness:
+    """Run the self-check in the first slots of the cache, before any request. width: most nodes of a
+    tree."""
+    windows, scheduling = runner.backend.windows, sizes.config.scheduler
+    if windows is not None:
+        windows.assign_first()
+    exact = check_exactness(
+        runner,
+        parts.order,
+        sizes.max_length,
+        sizes.num_window_slots,
+        width=width,
+        captures=scheduling.max_graph_batch != 0,
+        most_seqs=scheduling.num_seats,
+    )
+    if windows is not None:
+        windows.clear()
+    return exact
+
+
+def _describe(
+    hardware: Device, parts: Parts, sizes: EngineSizes, exact: Exactness, drafter: Drafter
+) -> EngineInfo:
+    """Return the description of an engine, without what was chosen at its start."""
+    config, drafting = sizes.config, parts.drafting
+    has_grammars = bool(parts.eos_token_ids) and parts.tokenizer is not None
+    flights = config.scheduler.flights
+    return EngineInfo(
+        model=config.model.path,
+        directory="" if parts.directory is None else str(parts.directory),
+        grammar_backend=config.grammar.backend if has_grammars else None,
+        architecture=sizes.spec.architecture,
+        num_parameters=parts.spec.num_parameters,
+        device=str(hardware.device),
+        dtype=str(parts.dtype).removeprefix("torch."),
+        kv_cache_dtype=kv_dtype_name(sizes.kv_dtype),
+        max_model_len=sizes.max_length,
+        num_slots=sizes.num_slots,
+        vocab_size=sizes.spec.vocab_size,
+        drafter="+".join(drafting.names) if drafting else type(drafter).__name__,
+        eos_token_ids=parts.eos_token_ids,
+        exact=exact.exact,
+        exact_reason=exact.reason,
+        max_num_seqs=config.scheduler.num_seats,
+        num_ranks=parts.model.shard.size,
+        num_flights=hardware.num_flights if flights == "auto" else flights,
+    )
 
 
 def capture_steps(engine: Engine, width: int) -> list[int]:

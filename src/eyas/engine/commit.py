@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 
 from eyas.cache import CacheManager
-from eyas.core import MAX_RECORDED_STEPS, Delta, FinishReason, TokenLogprob
+from eyas.constraint import ConstraintFailure
+from eyas.core import MAX_RECORDED_STEPS, STEP_FAILED, Delta, FinishReason, TokenLogprob
 from eyas.engine.draft_results import (
     DraftResult,
     count_draft,
@@ -20,7 +21,7 @@ from eyas.engine.draft_results import (
     record_tree,
 )
 from eyas.engine.flight import Flight, Landed, Outcome
-from eyas.engine.masks import FAILED, advance
+from eyas.engine.masks import FAILED
 from eyas.engine.metrics import Metrics
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence, Status
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 
 NO_CHOICE = "the model gave no usable next token (not a number, or nothing was legal)"
 BROKEN = "the engine failed while it handled this request's output"
-STEP_FAILED = "the engine could not finish a step; the request was ended, try it again"
 
 
 class Committer:
@@ -61,11 +61,20 @@ class Committer:
 
         The tokens are not cut at stops yet, so an automaton may move beyond the end of its sequence.
         """
+        automaton = sequence.automaton
+        if automaton is None:
+            return None
+        before = automaton.num_replays
         try:
-            return None if advance(sequence, tokens, self._metrics.grammar) else FAILED
+            automaton.advance(tokens)
+        except ConstraintFailure:
+            return FAILED
         except Exception:
             log.exception("a request's automaton broke; it ends")
             return BROKEN
+        finally:
+            self._metrics.grammar.num_replays += automaton.num_replays - before
+        return None
 
     def commit(self, flight: Flight) -> list[Delta]:
         """Apply a flight whose results were read. Returns its deltas."""

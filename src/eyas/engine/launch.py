@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from eyas.config import EngineInfo
-from eyas.core import DraftTree, Verdict
+from eyas.core import STEP_FAILED, DraftTree, Verdict
 from eyas.draft import Drafter, RootDrafter, StepReport
-from eyas.engine.commit import STEP_FAILED
 from eyas.engine.flight import Flight, Forward, Landed
 from eyas.engine.masks import Masking, TreeMasks
 from eyas.engine.metrics import Metrics
@@ -84,7 +83,7 @@ class Launcher:
         if any(sequence.automaton is not None for sequence in plan.rooted):
             is_read_by_drafter = self.drafters[0].reads_automata and plan.width > 1
             flight.is_constrained = True
-            flight.reads_automata = is_read_by_drafter or self.masking.walks_ahead
+            flight.reads_automata = is_read_by_drafter or self.masking.prunes
         try:
             is_captured = len(plan.rooted) <= self.max_graph_batch
             flight.planned = self._plan_batch(plan, self.graphs if is_captured else None)
@@ -131,8 +130,8 @@ class Launcher:
         masks = None
         if flight.is_constrained:
             masks = TreeMasks(self.masking, tree)
-            if self.masking.walks_ahead:
-                masks.walk(plan.rooted)
+            if self.masking.prunes:
+                masks.find_legal(plan.rooted)
                 masks.begin()
                 tree = masks.tree
         rows, output = self._run_model(batch, tree)
@@ -154,7 +153,7 @@ class Launcher:
             return
         assert flight.forward is not None and flight.forward.masks is not None
         try:
-            flight.forward.masks.walk(flight.plan.rooted)
+            flight.forward.masks.find_legal(flight.plan.rooted)
             flight.forward.masks.begin()
         except Exception:
             self._note_failure("a step failed in its masks")

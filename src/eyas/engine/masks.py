@@ -21,19 +21,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Series
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 
 import numpy as np
 import torch
 
-from eyas.constraint import ConstraintFailure
-from eyas.constraint.automaton import Automaton
-from eyas.constraint.base import allows
 from eyas.constraint.filling import Allowance, Filling
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.core import DraftTree
-from eyas.engine.branches import Branch, depths_of, requested
+from eyas.engine.branches import depths_of
+from eyas.engine.constrained_tree import ConstrainedTree
 from eyas.engine.prune import Refusals, refused, without
 from eyas.engine.sequence import Sequence, Status
 from eyas.transfer import BlankPages, Outbox, reachable
@@ -56,9 +53,12 @@ FAILED = "the output's grammar hit a resource limit while it was enforced; simpl
 
 
 class Masking:
-    """What the masks of all steps share. time_limit: seconds after which the rest of a step's drafts is
-    left out. outbox: copies trees to the host. pages: memory for masks. threads: fill masks.
-    step_seconds: of the last steps. allowance: for branches beside a forward."""
+    """What the masks of all steps share.
+
+    time_limit: seconds after which the rest of a step's drafts is left out. outbox: copies trees to the
+    host. pages: memory for masks. threads: fill masks. step_seconds: of the last steps. allowance: for
+    branches that are filled during a forward pass.
+    """
 
     def __init__(
         self, vocab_size: int, time_limit: float, stats: GrammarStats, outbox: Outbox
@@ -73,90 +73,36 @@ class Masking:
         self.allowance = Allowance()
 
     @property
-    def walks_ahead(self) -> bool:
-        """Whether the host sees trees before the forward, so that illegal nodes can leave them."""
+    def prunes(self) -> bool:
+        """Whether illegal nodes are removed before the forward pass: on a CPU, where the host sees the
+        trees in time."""
         return self.outbox.device.type == "cpu"
 
     @property
     def is_packed(self) -> bool:
         """Whether a tree has as many rows as nodes; on a device it has as many as it is wide."""
-        return self.walks_ahead
+        return self.prunes
 
     def close(self) -> None:
         """End its threads after what they do now."""
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
-@dataclass(slots=True, eq=False)
-class _Draft:
-    """One constrained sequence's tree. legal: by node; depths: by node. branches: of the nodes whose
-    masks are asked for. due: by node the token that a budget wants to follow."""
-
-    sequence: Sequence
-    automaton: Automaton
-    tokens: list[int]
-    parents: list[int]
-    legal: list[bool]
-    depths: list[int]
-    branches: list[Branch] = field(default_factory=list)
-    due: dict[int, int] = field(default_factory=dict)
-
-    def request(self, row: int, num_rows: int) -> None:
-        """Ask for masks in rows from `row` on, of which `num_rows` are the sequence's own."""
-        limit = self.automaton.mask_limit.limit
-        is_wanted = self.legal
-        if limit is not None:
-            pairs = zip(self.legal, self.depths, strict=True)
-            is_wanted = [is_legal and depth <= limit for is_legal, depth in pairs]
-        state = self.automaton.root
-        self.branches = requested(state, self.tokens, self.parents, is_wanted, row)
-        self.root.has_spare_row = num_rows > 1
-        if self.automaton.budget is not None:
-            self.due = self.automaton.due(self.tokens, self.parents)
-
-    @property
-    def root(self) -> MaskRequest:
-        """The request for the root's mask."""
-        return self.branches[0].request
-
-    @property
-    def is_late(self) -> bool:
-        """Whether there was no time for masks other than the root's."""
-        is_late = any(branch.request.is_late for branch in self.branches[1:])
-        return is_late or (self.root.is_late and bool(self.root.tokens))
-
-    @property
-    def num_left_out(self) -> int:
-        """The number of nodes without a mask since their branches were not begun."""
-        branches = (branch for branch in self.branches if branch.request.is_left_out)
-        return sum(len(branch.nodes) - 1 for branch in branches)
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether this sequence's next draft would delay the others."""
-        return any(branch.request.is_slow for branch in self.branches)
-
-    def close(self, mask_WK: np.ndarray) -> None:
-        """Leave the token alone that a budget wants, where the grammar allows it."""
-        for node, token in self.due.items():
-            if allows(mask_WK[node], token):
-                mask_WK[node] = 0
-                mask_WK[node].view(np.uint32)[token // 32] = 1 << (token % 32)
-
-
-Live = list[tuple[int, _Draft]]
-"""Constrained sequences, with the rows of their roots."""
+RootedTrees = list[tuple[int, ConstrainedTree]]
+"""Constrained sequences' trees, each with the row of its root."""
 
 
 class TreeMasks:
-    """The masks of one step: `walk`, `begin`, `finish`, `learn`, `note`, in this order. drafts[b] is
-    None for a sequence that is not constrained, or that has ended (`silent`). refusals: complete after
-    `note`."""
+    """The masks of one step: `find_legal`, `begin`, `finish`, `learn`, `note`, in this order.
+
+    trees: by rooted sequence; None for one that is not constrained, or that has ended (`ended`).
+    refusals: complete after `note`.
+    """
 
     def __init__(self, masking: Masking, tree: DraftTree) -> None:
         self.tree = tree
-        self.drafts: list[_Draft | None] = []
-        self.silent: set[int] = set()
+        self.trees: list[ConstrainedTree | None] = []
+        self.ended: set[int] = set()
         self.refusals = Refusals()
         self.has_begun = False
         self._masking = masking
@@ -172,9 +118,9 @@ class TreeMasks:
             tensors["parents"] = tree.parents_BW
         self._host = masking.outbox.send(tensors)
 
-    def walk(self, rooted: Series[Sequence]) -> None:
+    def find_legal(self, rooted: Series[Sequence]) -> None:
         """Find the legal nodes of every constrained sequence's tree; without the others on a CPU."""
-        if not self._masking.walks_ahead:
+        if not self._masking.prunes:
             self._expect(rooted)
         host = self._host.read()
         num = len(rooted)  # the rows after them fill up the batch
@@ -184,18 +130,18 @@ class TreeMasks:
         else:
             self._parents = host["parents"][:num].tolist()
         for b, sequence in enumerate(rooted):
-            self.drafts.append(None)
+            self.trees.append(None)
             if sequence.automaton is None:
                 continue
             if sequence.status is not Status.RUNNING or sequence.failure is not None:
-                self.silent.add(b)
+                self.ended.add(b)
                 continue
             tokens, parents = (each[b][: self._sizes[b]] for each in (self._tokens, self._parents))
             legal = sequence.automaton.legal(tokens, parents)
-            self.drafts[b] = _Draft(
+            self.trees[b] = ConstrainedTree(
                 sequence, sequence.automaton, tokens, parents, legal, depths_of(parents)
             )
-        if self._masking.walks_ahead:
+        if self._masking.prunes:
             self._refuse()
             self._prune()
 
@@ -208,7 +154,7 @@ class TreeMasks:
 
     def _refuse(self) -> None:
         """Note what is not legal."""
-        legal = [None if each is None else each.legal for each in self.drafts]
+        legal = [None if each is None else each.legal for each in self.trees]
         self.refusals = refused(self._parents, self._sizes, legal)
         self._masking.stats.num_pruned += self.refusals.num_nodes
 
@@ -220,16 +166,9 @@ class TreeMasks:
             return
         self._tokens, self._sizes = self.tree.tokens_BW.tolist(), self.tree.sizes_B.tolist()
         self._parents = self.tree.parents_BW.tolist()
-        for b, each in enumerate(self.drafts):
+        for b, each in enumerate(self.trees):
             if each is not None:
-                kept = [
-                    depth
-                    for depth, is_legal in zip(each.depths, each.legal, strict=True)
-                    if is_legal
-                ]
-                each.depths, each.legal = kept, [True] * len(kept)
-                each.tokens = self._tokens[b][: len(kept)]
-                each.parents = self._parents[b][: len(kept)]
+                each.remove_illegal(self._tokens[b], self._parents[b])
 
     def fill_until(self, is_awaited: Callable[[], bool] | None) -> None:
         """Fill no branches below the roots' beyond the end of the forward, when `is_awaited`: the step
@@ -245,31 +184,31 @@ class TreeMasks:
         mask = masking.pages.take(shape)
         mask_RK = mask.numpy()
         for b, (row, size) in enumerate(zip(self._rows(), self._sizes, strict=True)):
-            if self.drafts[b] is None and b not in self.silent:
+            if self.trees[b] is None and b not in self.ended:
                 mask_RK[row : row + size] = -1
-        live = self._live()
-        filled_RK = self._request(live, mask_RK)
-        first = [each.root for _, each in live]
+        trees = self._rooted_trees()
+        filled_RK = self._request(trees, mask_RK)
+        first = [each.root for _, each in trees]
         # One branch of each sequence at a time: a sequence has one matcher for them.
-        turns = zip_longest(*([b.request for b in each.branches[1:]] for _, each in live))
+        turns = zip_longest(*([b.request for b in each.branches[1:]] for _, each in trees))
         later = [[request for request in turn if request is not None] for turn in turns]
         self._mask = mask
         beside = (self._is_awaited, masking.allowance)
         self._filling = Filling(first, later, filled_RK, masking.time_limit, *beside)
-        if not masking.walks_ahead or mask_RK.size > WORTH_A_THREAD:
+        if not masking.prunes or mask_RK.size > WORTH_A_THREAD:
             self._filling.start(masking.threads)
-        if not masking.walks_ahead:
+        if not masking.prunes:
             masking.threads.submit(masking.pages.make, shape)
 
-    def _request(self, live: Live, mask_RK: np.ndarray) -> np.ndarray:
+    def _request(self, trees: RootedTrees, mask_RK: np.ndarray) -> np.ndarray:
         """Ask for the masks of all sequences. Returns the rows that they are filled in: a chain's are
         those of its nodes, branches have rows of their own."""
         if self.tree.is_chain:
-            for row, each in live:
+            for row, each in trees:
                 each.request(row, len(each.parents) if self._masking.is_packed else self.tree.width)
             return mask_RK
         num_rows = 0
-        for _, each in live:
+        for _, each in trees:
             each.request(num_rows, 2)
             num_rows += max(2, sum(len(branch.nodes) for branch in each.branches))
         self._branch_rows_RK = np.zeros((num_rows, mask_RK.shape[1]), dtype=np.int32)
@@ -278,30 +217,30 @@ class TreeMasks:
     def finish(self) -> torch.Tensor:
         """Wait for the masks. Returns [R, K] int32, on the host."""
         assert self._mask is not None and self._filling is not None
-        mask, live = self._mask, self._live()
-        num_drafts = len(live)
+        mask, trees = self._mask, self._rooted_trees()
+        num_trees = len(trees)
         step_seconds = min(self._masking.step_seconds, default=math.inf)
-        slow_after = step_seconds / min(SLOW_PARTS, max(1, num_drafts))
+        slow_after = step_seconds / min(SLOW_PARTS, max(1, num_trees))
         if not self._filling.wait(slow_after, step_seconds / SLOW_ROOT_PARTS):
-            mask = self._roots_alone(mask, live)
+            mask = self._roots_alone(mask, trees)
         mask_RK = mask.numpy()
-        for row, each in live:
+        for row, each in trees:
             mask_WK = mask_RK[row : row + len(each.parents)]
             if self._branch_rows_RK is not None:
                 for branch in each.branches:
                     branch.put(self._branch_rows_RK, mask_WK)
             if not each.root.num_masks and each.sequence.status is Status.RUNNING:
                 self._retry(each, mask_RK, row)
-            each.close(mask_WK)
+            each.apply_budget(mask_WK)
         return mask
 
     def note(self) -> None:
         """Note what was refused and counted; nothing waits for it."""
         assert self._filling is not None
         stats = self._masking.stats
-        stats.num_late += sum(each.is_late for _, each in self._live())
-        stats.num_left_out += sum(each.num_left_out for _, each in self._live())
-        if not self._masking.walks_ahead:
+        stats.num_late += sum(each.is_late for _, each in self._rooted_trees())
+        stats.num_left_out += sum(each.num_left_out for _, each in self._rooted_trees())
+        if not self._masking.prunes:
             self._refuse()
         self._count(self._filling)
         self._mask = self._filling = self._branch_rows_RK = None
@@ -310,17 +249,17 @@ class TreeMasks:
         self._masking.stats.num_masks += filling.num_masks
         self._masking.stats.mask_seconds += filling.seconds
 
-    def _roots_alone(self, unfinished: torch.Tensor, live: Live) -> torch.Tensor:
+    def _roots_alone(self, unfinished: torch.Tensor, trees: RootedTrees) -> torch.Tensor:
         """Return masks that the thread which fills does not write to any more: of what is late only the
         roots'."""
         mask = unfinished
         if self.tree.is_chain:
             mask = reachable(tuple(unfinished.shape), self.tree.tokens_BW.device)
             mask.numpy()[:] = unfinished.numpy()
-            for _, each in live:
+            for _, each in trees:
                 if each.root.is_late:
                     each.root.wipe(mask.numpy())
-        late = [(row, each.root) for row, each in live if each.root.is_late]
+        late = [(row, each.root) for row, each in trees if each.root.is_late]
         again = [MaskRequest(root.state, row) for row, root in late]
         self._fill_now(again, mask.numpy())
         for (_, root), filled in zip(late, again, strict=True):
@@ -333,13 +272,13 @@ class TreeMasks:
         self._count(filling)
 
     def learn(self) -> None:
-        """Learn how many levels of the next drafts to ask masks for. Where time was over and no draft
-        stands out, all that were late are to blame."""
-        live = self._live()
-        has_culprit = any(each.is_slow and each.root.tokens for _, each in live)
-        for _, each in live:
+        """Adapt how many levels of the next drafts masks are requested for. If masks were late and no
+        draft was slow, it is lowered for all that were late."""
+        trees = self._rooted_trees()
+        some_are_slow = any(each.is_slow and each.root.tokens for _, each in trees)
+        for _, each in trees:
             levels = self.tree.width - 1 if self.tree.is_chain else max(each.depths)
-            if each.is_slow or (each.is_late and not has_culprit):
+            if each.is_slow or (each.is_late and not some_are_slow):
                 each.automaton.held_up(levels)
             elif not each.is_late:
                 each.automaton.mask_limit.in_time(levels)
@@ -350,11 +289,11 @@ class TreeMasks:
         sizes = self._sizes if self._masking.is_packed else widths
         return list(accumulate(sizes, initial=0))[:-1]
 
-    def _live(self) -> Live:
-        rows = zip(self._rows(), self.drafts, strict=True)
+    def _rooted_trees(self) -> RootedTrees:
+        rows = zip(self._rows(), self.trees, strict=True)
         return [(row, each) for row, each in rows if each is not None]
 
-    def _retry(self, each: _Draft, mask_RK: np.ndarray, row: int) -> None:
+    def _retry(self, each: ConstrainedTree, mask_RK: np.ndarray, row: int) -> None:
         """Fill the mask of a root that hit a limit, once more, in a fresh automaton."""
         try:
             each.automaton.replay()
@@ -367,27 +306,12 @@ class TreeMasks:
             if not again.num_masks:
                 self._fail(each.sequence)
         if each.sequence.failure is not None:
-            b = self.drafts.index(each)
-            self.drafts[b] = None
-            self.silent.add(b)
+            b = self.trees.index(each)
+            self.trees[b] = None
+            self.ended.add(b)
 
     def _fail(self, sequence: Sequence) -> None:
         log.warning(
             "an output grammar failed; its request ends", exc_info=log.isEnabledFor(logging.DEBUG)
         )
         sequence.failure = FAILED
-
-
-def advance(sequence: Sequence, tokens: list[int], stats: GrammarStats) -> bool:
-    """Move a sequence's automaton over chosen tokens. Returns whether it can go on."""
-    automaton = sequence.automaton
-    if automaton is None:
-        return True
-    before = automaton.num_replays
-    try:
-        automaton.advance(tokens)
-    except ConstraintFailure:
-        return False
-    finally:
-        stats.num_replays += automaton.num_replays - before
-    return True

@@ -8,11 +8,13 @@ Does not know: requests, how the parts are built.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
 
 from eyas.attention import attention_units, score_bytes
+from eyas.cache import KVStore
 from eyas.config import EngineConfig, StartChoice
 from eyas.engine.cache_size import (
     Demand,
@@ -22,15 +24,94 @@ from eyas.engine.cache_size import (
     most_slots,
     num_window_slots,
 )
+from eyas.engine.kv_format import resolve_kv_dtype
+from eyas.engine.load import Parts
+from eyas.engine.ranks import exchanged_bytes
 from eyas.engine.start_choices import cache_choice, context_choice, memory_reason
+from eyas.kernels import usable
 from eyas.layers.gemm_variants import PARTS_SPLITS
 from eyas.models import ModelSpec
+from eyas.models.sharding import of_rank
 from eyas.runner.device import cache_budget
 
 log = logging.getLogger(__name__)
 
 SNAPSHOT_BYTES = 2 << 30
 """Most memory for snapshots of states."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSizes:
+    """What an engine has room for.
+
+    config: the settings, with the number of seats. spec: of the model, this rank's part. kv_dtype: of
+    the cache. num_slots: of all ranks. slots_per_rank: of each rank's cache. num_window_slots: slots of
+    layers with a window, of each rank. max_length: of a sequence. choices: what was chosen, and why.
+    """
+
+    config: EngineConfig
+    spec: ModelSpec
+    kv_dtype: torch.dtype
+    num_slots: int
+    slots_per_rank: int
+    num_window_slots: int
+    max_length: int
+    choices: tuple[StartChoice, ...]
+
+
+def size_engine(
+    config: EngineConfig, device: torch.device, parts: Parts, width: int
+) -> EngineSizes:
+    """Return the sizes of an engine. width: most nodes of a tree.
+
+    Raises ValueError if no useful sequence fits.
+    """
+    spec, dtype = of_rank(parts.spec, parts.model.shard), parts.dtype
+    drafting, ranks = parts.drafting, parts.ranks
+    kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, device)
+    max_length = parts.model.max_model_len
+    size = _slot_bytes(spec, kv_dtype)
+    per_seat = table_bytes(1, max_length, width) + size.window * size.windowed
+    per_seat += sum(store.num_bytes(width, dtype.itemsize) for store in spec.state_stores)
+    if drafting is not None:
+        # The first rank drafts for the sequences of all ranks.
+        drafts = config.parallel.dp * drafting.bytes_per_slot(dtype, kv_dtype, device)
+        size = replace(size, full=size.full + drafts)
+        per_seat += drafting.scratch_bytes(1, kv_dtype)
+    config = with_seats(config, device, per_seat)
+    scratch = 0
+    if drafting is not None:
+        scratch += drafting.scratch_bytes(config.scheduler.num_seats, kv_dtype)
+    if usable(device):
+        scratch += step_bytes(spec, config, width, max_length, dtype)
+        scratch += exchanged_bytes(config, spec)
+    states = state_bytes(config, spec, width, dtype)
+    num_slots, in_windows, max_length, choices = size_cache(
+        config, size, scratch, states, device, max_length, width
+    )
+    if ranks is not None:
+        num_slots = ranks.leader.agree_on_slots(num_slots, in_windows)
+        in_windows = min(in_windows, num_slots)
+        max_length = min(max_length, num_slots - 2 * width)
+    return EngineSizes(
+        config,
+        spec,
+        kv_dtype,
+        config.parallel.dp * num_slots,
+        num_slots,
+        in_windows,
+        max_length,
+        choices,
+    )
+
+
+def _slot_bytes(spec: ModelSpec, kv_dtype: torch.dtype) -> SlotBytes:
+    """Return what one token takes in the model's layers."""
+    windowed = [store for store in spec.attention_stores if store.window is not None]
+    per_window_slot = KVStore.bytes_per_slot(windowed, kv_dtype)
+    window = max((store.window or 0 for store in windowed), default=0)
+    full = KVStore.bytes_per_slot(spec.stores, kv_dtype) - per_window_slot
+    return SlotBytes(full, per_window_slot, window)
 
 
 def step_bytes(
@@ -136,8 +217,8 @@ def size_cache(
     """Return the number of slots, that of layers with a window, the longest sequence, and what was
     chosen. One sequence of that length always fits.
 
-    scratch: bytes that steps and drafting need in addition. states: bytes of
-    the states of sequences. width: most nodes of a tree. Raises ValueError if no useful sequence fits.
+    scratch: bytes that steps and drafting need in addition. states: bytes of the states of sequences.
+    width: most nodes of a tree. Raises ValueError if no useful sequence fits.
     """
     num_slots, scheduling = config.cache.num_slots, config.scheduler
     demand = Demand(

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from eyas.cache import CacheManager
-from eyas.cache.manager import Lease
+from eyas.cache.lease import Lease
 from eyas.cache.slots import NO_SLOTS
 from eyas.draft import TreeShape
 from eyas.engine.sequence import Sequence, Status
-from eyas.engine.step_time import LEAST, StepTime
+from eyas.engine.step_time import MIN_PROMPT_ROWS, StepTime
 from eyas.engine.waiting import WaitingQueue
 from eyas.runner.batch import Span, num_context_rows
 from eyas.runner.table import SequenceTable
@@ -156,7 +156,7 @@ class Scheduler:
                 continue
             budget -= width
         # Prompts get some rows however many sequences decode.
-        budget = min(budget, max(LEAST, budget - (self.max_batch_tokens - most_rows)))
+        budget = min(budget, max(MIN_PROMPT_ROWS, budget - (self.max_batch_tokens - most_rows)))
         for sequence in storing:
             if sequence.status is not Status.RUNNING or budget <= 0:
                 continue

@@ -11,7 +11,7 @@ import enum
 import time
 from dataclasses import dataclass, field
 
-from eyas.cache.manager import Lease
+from eyas.cache.lease import Lease
 from eyas.constraint.automaton import Automaton
 from eyas.core import Request, TokenLogprob, Usage
 from eyas.engine.stops import StopChecker

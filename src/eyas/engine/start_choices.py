@@ -84,7 +84,7 @@ def tree_choice(drafting: Drafting, seconds: float) -> StartChoice:
     if num_forced:
         value += f", {num_forced} forced"
     reason = "--draft-nodes, --draft-steps, --draft-topk"
-    if drafting.is_paced:
+    if drafting.is_adaptive:
         reason = "auto: by measured costs and acceptance, step by step"
     return StartChoice("draft tree", value, reason, seconds)
 

@@ -26,7 +26,7 @@ import zmq
 from eyas import logs, wire
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import Grammar
-from eyas.core import Delta, GrammarsBusy, GrammarsUnavailable, Request, RequestError
+from eyas.core import STEP_FAILED, Delta, GrammarsBusy, GrammarsUnavailable, Request, RequestError
 from eyas.grammar import OutputSpec
 
 log = logging.getLogger("eyas.engine")
@@ -39,7 +39,6 @@ MAX_QUEUED_MESSAGES = 10_000
 MAX_FAILED_STEPS = 3
 CHECK_AFTER_IDLE_SECONDS = 1.0
 
-STEP_FAILED = "the engine could not finish a step; the request was ended, try it again"
 ENGINE_FAILED = "the engine failed; see the server's log"
 
 

@@ -70,55 +70,6 @@ class EntryShape:
 
 
 @triton.jit
-def _columns(
-    column_L, position, number, root, table, path, own_entries, slots_AC, paths_BWP, window_slots,
-    WINDOW: tl.constexpr, FIRST: tl.constexpr, RATE: tl.constexpr, ENTRY: tl.constexpr,
-    NUM_CHOSEN: tl.constexpr, WINDOW_SPLITS: tl.constexpr, SPLIT: tl.constexpr,
-):  # fmt: skip
-    """The slots of these columns, whether there is a key, and where it begins in its slot."""
-    at_L = position - WINDOW + 1 + column_L
-    is_there = (column_L < WINDOW) & ((at_L >= FIRST) | ((at_L == position) & (at_L >= 0)))
-    offset_L = column_L * 0
-    if RATE > 0:
-        entry_L = column_L - WINDOW_SPLITS * SPLIT
-        is_entry = (entry_L >= 0) & (entry_L < number)
-        if NUM_CHOSEN > 0:
-            if (position + 1) // RATE > NUM_CHOSEN:
-                entry_L = tl.load(own_entries + entry_L, mask=is_entry, other=0).to(tl.int64)
-        at_L = tl.where(is_entry, (entry_L + 1) * RATE - 1, at_L)
-        is_there = is_there | is_entry
-        offset_L = tl.where(is_entry, ENTRY, 0)
-    slot_L = slots_at(at_L, is_there, root, table, path, slots_AC, paths_BWP, window_slots)
-    return slot_L, offset_L, is_there
-
-
-@triton.jit
-def _attend_columns(
-    q_MH, column_L, position, number, root, table, path, own_entries, slots_AC, paths_BWP,
-    window_slots, slots_SD, slot_stride, scale,
-    WINDOW: tl.constexpr, FIRST: tl.constexpr, RATE: tl.constexpr, ENTRY: tl.constexpr,
-    NUM_CHOSEN: tl.constexpr, WINDOW_SPLITS: tl.constexpr, SPLIT: tl.constexpr,
-    HEAD_DIM: tl.constexpr, INNER: tl.constexpr,
-):  # fmt: skip
-    """The partial softmax of a tile of heads over a block of columns."""
-    slot_L, offset_L, is_there = _columns(
-        column_L, position, number, root, table, path, own_entries, slots_AC, paths_BWP,
-        window_slots, WINDOW, FIRST, RATE, ENTRY, NUM_CHOSEN, WINDOW_SPLITS, SPLIT,
-    )  # fmt: skip
-    inner_1H = tl.arange(0, INNER)[None, :]
-    place_LH = slots_SD + (slot_L * slot_stride + offset_L)[:, None] + inner_1H
-    key_LH = tl.load(place_LH, mask=is_there[:, None] & (inner_1H < HEAD_DIM), other=0.0)
-    score_ML = tl.dot(q_MH, tl.trans(key_LH), input_precision=PRECISION)
-    score_ML = tl.where(is_there[None, :], score_ML, float("-inf"))
-    top_M = tl.max(score_ML, 1) * scale
-    finite_top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
-    weight_ML = tl.exp2(tl.fma(score_ML, scale, -finite_top_M[:, None])).to(key_LH.dtype)
-    sum_M = tl.sum(weight_ML.to(tl.float32), 1)
-    value_MH = tl.dot(weight_ML, key_LH, input_precision=PRECISION)
-    return top_M, sum_M, value_MH
-
-
-@triton.jit
 def _attend_split(
     q_MH, split, position, number, root, table, path, own_entries, slots_AC, paths_BWP,
     window_slots, slots_SD, slot_stride, scale,
@@ -129,16 +80,34 @@ def _attend_split(
 ):  # fmt: skip
     """The partial softmax of a tile of heads over a split, up to its last column."""
     top_M, sum_M, value_MH = empty(HEADS, INNER)
+    inner_1H = tl.arange(0, INNER)[None, :]
     last = WINDOW - split * SPLIT
     if RATE > 0:
         last = tl.where(split < WINDOW_SPLITS, last, number - (split - WINDOW_SPLITS) * SPLIT)
     for offset in tl.range(0, tl.minimum(last, SPLIT), KEYS, num_stages=STAGES):
         column_L = split * SPLIT + offset + tl.arange(0, KEYS).to(tl.int64)
-        own_top_M, own_sum_M, own_value_MH = _attend_columns(
-            q_MH, column_L, position, number, root, table, path, own_entries, slots_AC, paths_BWP,
-            window_slots, slots_SD, slot_stride, scale, WINDOW, FIRST, RATE, ENTRY, NUM_CHOSEN,
-            WINDOW_SPLITS, SPLIT, HEAD_DIM, INNER,
-        )  # fmt: skip
+        at_L = position - WINDOW + 1 + column_L
+        is_there = (column_L < WINDOW) & ((at_L >= FIRST) | ((at_L == position) & (at_L >= 0)))
+        offset_L = column_L * 0
+        if RATE > 0:
+            entry_L = column_L - WINDOW_SPLITS * SPLIT
+            is_entry = (entry_L >= 0) & (entry_L < number)
+            if NUM_CHOSEN > 0:
+                if (position + 1) // RATE > NUM_CHOSEN:
+                    entry_L = tl.load(own_entries + entry_L, mask=is_entry, other=0).to(tl.int64)
+            at_L = tl.where(is_entry, (entry_L + 1) * RATE - 1, at_L)
+            is_there = is_there | is_entry
+            offset_L = tl.where(is_entry, ENTRY, 0)
+        slot_L = slots_at(at_L, is_there, root, table, path, slots_AC, paths_BWP, window_slots)
+        place_LH = slots_SD + (slot_L * slot_stride + offset_L)[:, None] + inner_1H
+        key_LH = tl.load(place_LH, mask=is_there[:, None] & (inner_1H < HEAD_DIM), other=0.0)
+        score_ML = tl.dot(q_MH, tl.trans(key_LH), input_precision=PRECISION)
+        score_ML = tl.where(is_there[None, :], score_ML, float("-inf"))
+        own_top_M = tl.max(score_ML, 1) * scale
+        finite_top_M = tl.where(own_top_M == float("-inf"), 0.0, own_top_M)
+        weight_ML = tl.exp2(tl.fma(score_ML, scale, -finite_top_M[:, None])).to(key_LH.dtype)
+        own_sum_M = tl.sum(weight_ML.to(tl.float32), 1)
+        own_value_MH = tl.dot(weight_ML, key_LH, input_precision=PRECISION)
         top_M, sum_M, value_MH = merge(top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH)
     return top_M, sum_M, value_MH
 

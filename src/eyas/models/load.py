@@ -24,9 +24,9 @@ from eyas.models.kv_scales import attention_modules, read_kv_scales
 from eyas.models.packing import Storage, decide, num_bytes
 from eyas.models.registry import checkpoint_names, ignored_tensors, read_spec
 from eyas.models.spec import ModelSpec
+from eyas.models.stored_sizes import check_sizes
 from eyas.models.weights import (
     Progress,
-    check_sizes,
     fill,
     fused,
     has_own_head,

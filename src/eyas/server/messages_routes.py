@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 
-import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -19,6 +18,7 @@ from eyas.server.messages_format import MessagesFormat
 from eyas.server.messages_models import CountTokensBody, MessagesBody
 from eyas.server.request_reader import RequestReader
 from eyas.server.service import Service
+from eyas.server.sse import json_response
 from eyas.text import require_tokenizer
 
 
@@ -57,5 +57,4 @@ class MessagesRoutes:
             chat = await self._reader.prepare(
                 http, lambda: prepare_messages(body, processor, "", "")
             )
-        counted = {"input_tokens": len(chat.request.prompt_token_ids)}
-        return Response(msgspec.json.encode(counted), media_type="application/json")
+        return json_response({"input_tokens": len(chat.request.prompt_token_ids)})

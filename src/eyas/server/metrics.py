@@ -37,87 +37,13 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         health = self._health()
         stats = health.stats
-        used = num_used_slots(stats)
-        gauges = {
-            "num_requests_running": ("Choices in the running batch", stats.num_running),
-            "num_requests_waiting": ("Choices waiting to be scheduled", stats.num_waiting),
-            "kv_cache_usage_perc": (
-                "Share of cache slots held by running choices; 1 is full",
-                used / stats.num_slots if stats.num_slots else 0.0,
-            ),
-            "kv_cache_slots": ("Cache slots", stats.num_slots),
-            "kv_cache_prefix_slots": (
-                "Cache slots with prefixes that no running choice uses",
-                stats.num_cached_slots,
-            ),
-            "kv_handover_prompts": (
-                "Prompts held for decode servers, or being read from prefill servers",
-                stats.num_held_prompts,
-            ),
-            "grammar_cache_bytes": (
-                "Bytes of compiled grammars, those in use included",
-                stats.grammar.cache_bytes,
-            ),
-            "prepared_schema_bytes": ("Bytes of cached prepared schemas", PREPARED.num_bytes),
-            "engine_ready": ("1 if the engine is ready", int(health.state == "ready")),
-            "engine_idle_seconds": (
-                "Seconds since the engine made a step or had no work",
-                health.idle_seconds,
-            ),
-            "last_step_seconds": ("Duration of the last step", health.last_step_seconds),
-        }
-        counters = {
-            "engine_restarts": ("Engine processes started after one ended", health.num_restarts),
-            "engine_steps": ("Steps", stats.num_steps),
-            "prompt_tokens": ("Prompt tokens processed", stats.num_prompt_tokens),
-            "generation_tokens": ("Tokens generated", stats.num_output_tokens),
-            "num_preemptions": ("Preemptions", stats.num_preemptions),
-            "failed_steps": ("Attempts at a step that failed", stats.num_failed_steps),
-            "prefix_cache_queries": ("Tokens looked up", stats.num_prefix_query_tokens),
-            "prefix_cache_hits": ("Tokens found", stats.num_prefix_hit_tokens),
-            "spec_decode_num_drafts": ("Steps with a draft", stats.drafts.num_drafts),
-            "spec_decode_num_draft_tokens": ("Tokens drafted", stats.num_draft_tokens),
-            "spec_decode_num_accepted_tokens": ("Drafts accepted", stats.num_accepted_tokens),
-            "spec_decode_num_pruned_tokens": (
-                "Draft tokens removed by a grammar before the forward pass",
-                stats.grammar.num_pruned,
-            ),
-            "prepared_schema_hits": (
-                "Schemas found in the cache of prepared schemas",
-                PREPARED.num_hits,
-            ),
-            "prepared_schema_misses": ("Schemas prepared", PREPARED.num_misses),
-            "grammar_compiles": ("Output grammars compiled", stats.grammar.num_compiled),
-            "grammar_cache_hits": (
-                "Output grammars found in the cache of compiled grammars",
-                stats.grammar.num_hits,
-            ),
-            "grammar_compile_seconds": (
-                "Seconds spent compiling output grammars",
-                stats.grammar.compile_seconds,
-            ),
-            "grammar_replays": (
-                "Grammars replayed because a limit was exceeded",
-                stats.grammar.num_replays,
-            ),
-            "grammar_late_drafts": (
-                "Drafts cut short because their masks were not ready in time",
-                stats.grammar.num_late,
-            ),
-            "grammar_left_out_tokens": (
-                "Drafted tokens without a mask since the forward had ended",
-                stats.grammar.num_left_out,
-            ),
-            "grammar_masks": ("Logits rows masked", stats.grammar.num_masks),
-            "grammar_mask_seconds": ("Seconds spent filling masks", stats.grammar.mask_seconds),
-        }
         names, values = list(self._labels), list(self._labels.values())
         yield self._cache_config(stats.num_slots)
-        for name, (text, value) in gauges.items():
+        for name, (text, value) in _gauges(health).items():
             gauge = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=names)
             gauge.add_metric(values, value)
             yield gauge
-        for name, (text, value) in counters.items():
+        for name, (text, value) in _counters(health).items():
             counter = CounterMetricFamily(f"{PREFIX}{name}", text, labels=names)
             counter.add_metric(values, value)
             yield counter
@@ -202,6 +128,90 @@ class _EngineCollector(Collector):
                     labels = (*self._labels.values(), source, str(position), outcome)
                     counter.add_metric(labels, count)
         return counter
+
+
+def _gauges(health: EngineHealth) -> dict[str, tuple[str, float]]:
+    """Return the text and the value of each gauge, by name."""
+    stats = health.stats
+    used = num_used_slots(stats)
+    return {
+        "num_requests_running": ("Choices in the running batch", stats.num_running),
+        "num_requests_waiting": ("Choices waiting to be scheduled", stats.num_waiting),
+        "kv_cache_usage_perc": (
+            "Share of cache slots held by running choices; 1 is full",
+            used / stats.num_slots if stats.num_slots else 0.0,
+        ),
+        "kv_cache_slots": ("Cache slots", stats.num_slots),
+        "kv_cache_prefix_slots": (
+            "Cache slots with prefixes that no running choice uses",
+            stats.num_cached_slots,
+        ),
+        "kv_handover_prompts": (
+            "Prompts held for decode servers, or being read from prefill servers",
+            stats.num_held_prompts,
+        ),
+        "grammar_cache_bytes": (
+            "Bytes of compiled grammars, those in use included",
+            stats.grammar.cache_bytes,
+        ),
+        "prepared_schema_bytes": ("Bytes of cached prepared schemas", PREPARED.num_bytes),
+        "engine_ready": ("1 if the engine is ready", int(health.state == "ready")),
+        "engine_idle_seconds": (
+            "Seconds since the engine made a step or had no work",
+            health.idle_seconds,
+        ),
+        "last_step_seconds": ("Duration of the last step", health.last_step_seconds),
+    }
+
+
+def _counters(health: EngineHealth) -> dict[str, tuple[str, float]]:
+    """Return the text and the value of each counter without labels of its own, by name."""
+    stats = health.stats
+    return {
+        "engine_restarts": ("Engine processes started after one ended", health.num_restarts),
+        "engine_steps": ("Steps", stats.num_steps),
+        "prompt_tokens": ("Prompt tokens processed", stats.num_prompt_tokens),
+        "generation_tokens": ("Tokens generated", stats.num_output_tokens),
+        "num_preemptions": ("Preemptions", stats.num_preemptions),
+        "failed_steps": ("Attempts at a step that failed", stats.num_failed_steps),
+        "prefix_cache_queries": ("Tokens looked up", stats.num_prefix_query_tokens),
+        "prefix_cache_hits": ("Tokens found", stats.num_prefix_hit_tokens),
+        "spec_decode_num_drafts": ("Steps with a draft", stats.drafts.num_drafts),
+        "spec_decode_num_draft_tokens": ("Tokens drafted", stats.num_draft_tokens),
+        "spec_decode_num_accepted_tokens": ("Drafts accepted", stats.num_accepted_tokens),
+        "spec_decode_num_pruned_tokens": (
+            "Draft tokens removed by a grammar before the forward pass",
+            stats.grammar.num_pruned,
+        ),
+        "prepared_schema_hits": (
+            "Schemas found in the cache of prepared schemas",
+            PREPARED.num_hits,
+        ),
+        "prepared_schema_misses": ("Schemas prepared", PREPARED.num_misses),
+        "grammar_compiles": ("Output grammars compiled", stats.grammar.num_compiled),
+        "grammar_cache_hits": (
+            "Output grammars found in the cache of compiled grammars",
+            stats.grammar.num_hits,
+        ),
+        "grammar_compile_seconds": (
+            "Seconds spent compiling output grammars",
+            stats.grammar.compile_seconds,
+        ),
+        "grammar_replays": (
+            "Grammars replayed because a limit was exceeded",
+            stats.grammar.num_replays,
+        ),
+        "grammar_late_drafts": (
+            "Drafts cut short because their masks were not ready in time",
+            stats.grammar.num_late,
+        ),
+        "grammar_left_out_tokens": (
+            "Drafted tokens without a mask since the forward had ended",
+            stats.grammar.num_left_out,
+        ),
+        "grammar_masks": ("Logits rows masked", stats.grammar.num_masks),
+        "grammar_mask_seconds": ("Seconds spent filling masks", stats.grammar.mask_seconds),
+    }
 
 
 def _depths(counts: list[int]) -> dict[str, int]:

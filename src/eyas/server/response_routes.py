@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-import msgspec
 from pydantic import TypeAdapter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -32,7 +31,7 @@ from eyas.server.responses import (
     prepare_response,
 )
 from eyas.server.service import Service
-from eyas.server.sse import ChunkedJsonResponse
+from eyas.server.sse import ChunkedJsonResponse, json_response
 from eyas.text import require_tokenizer
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
@@ -99,8 +98,7 @@ class ResponseRoutes:
         response_id = http.path_params["id"]
         if not self._service.response_store.delete(self._owner(http), response_id):
             raise ApiError(Code.RESPONSE_NOT_FOUND)
-        deleted = {"id": response_id, "object": "response", "deleted": True}
-        return Response(msgspec.json.encode(deleted), media_type="application/json")
+        return json_response({"id": response_id, "object": "response", "deleted": True})
 
     def _owner(self, http: HttpRequest) -> str:
         """Return who may read the responses of this request: its key; without keys, everybody who

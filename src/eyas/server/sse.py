@@ -62,6 +62,11 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
             await task
 
 
+def json_response(value: Any) -> Response:
+    """Return a JSON answer of few bytes."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
 class ChunkedJsonResponse(Response):
     """A complete JSON answer, written in chunks: each after the one before it has been sent."""
 

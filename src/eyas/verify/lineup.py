@@ -26,7 +26,8 @@ from eyas.draft import (
     TreeShape,
 )
 from eyas.engine.build import compile_pool, connect
-from eyas.engine.drafting import MAX_FORCED, pace
+from eyas.engine.drafting import MAX_FORCED
+from eyas.engine.step_costs import with_adaptive_shape
 from eyas.llm import LLM
 from eyas.verify.contestants import EngineContestant, Job, Measurement, same_tokens, summarise
 
@@ -111,7 +112,10 @@ class Stage:
         """Return the engine's drafter with the shape chosen step by step, as with `nodes="auto"`."""
         llm, shape = self.llm, self.built.shape.within(AUTO_NODES)
         max_num_seqs, max_length = llm.info.max_num_seqs, llm.info.max_model_len
-        return Lineup(AUTO, pace(self.built, shape, llm.engine.runner, max_num_seqs, max_length))
+        return Lineup(
+            AUTO,
+            with_adaptive_shape(self.built, shape, llm.engine.runner, max_num_seqs, max_length),
+        )
 
     def forced(self, name: str, lineup: Lineup) -> Lineup:
         """Return a lineup with forced spans added to its trees."""

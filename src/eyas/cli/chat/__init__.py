@@ -18,11 +18,11 @@ import typer
 from eyas.cli import options
 from eyas.cli.demo import DemoDrafting
 from eyas.cli.options import (
-    SAMPLING_PANEL,
     ModelOptions,
     ResourceOptions,
     engine_config,
     flattened,
+    sampling_option,
 )
 
 if TYPE_CHECKING:
@@ -68,10 +68,8 @@ def chat(
     temperature: options.Temperature = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            "--seed",
-            help="Random seed; with it the same conversation has the same answers.",
-            rich_help_panel=SAMPLING_PANEL,
+        sampling_option(
+            "--seed", help="Random seed; with it the same conversation has the same answers."
         ),
     ] = None,
     chosen: ModelOptions,

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 import msgspec
 import numpy as np
 
-from eyas.cache.manager import Lease
+from eyas.cache.lease import Lease
 from eyas.config import EngineInfo, HandoverConfig
 from eyas.constraint import Grammar
 from eyas.core import Delta, KVHandle, Request, RequestError

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from eyas.cache.manager import Lease
+from eyas.cache.lease import Lease
 from eyas.cache.slots import NO_SLOTS
 from eyas.config import HandoverConfig
 from eyas.constraint import Grammar

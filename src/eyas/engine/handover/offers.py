@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eyas.cache.manager import Lease
+from eyas.cache.lease import Lease
 from eyas.config import HandoverConfig
 from eyas.engine.handover.memory import SlotMemory
 from eyas.engine.handover.messages import (
@@ -128,11 +128,11 @@ class Offers:
         with self._lock:
             return any(_has_ended(offer, now) for offer in self._by_key.values())
 
-    def take_ended(self, *, all_of_them: bool = False) -> list[Offer]:
+    def take_ended(self) -> list[Offer]:
         """Remove and return the prompts that need not be held any longer."""
         now = time.monotonic()
         with self._lock:
-            keys = [k for k, offer in self._by_key.items() if all_of_them or _has_ended(offer, now)]
+            keys = [k for k, offer in self._by_key.items() if _has_ended(offer, now)]
             return [self._by_key.pop(key) for key in keys]
 
 

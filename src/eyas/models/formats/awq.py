@@ -18,6 +18,7 @@ from eyas.kernels.packed import Layout, PackedWeight
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import (
     SCALE_TYPES,
+    Packing,
     StoredTensor,
     add,
     check_groups,
@@ -35,13 +36,11 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 @dataclass(frozen=True, slots=True)
-class AwqGemm:
-    """A `Packing` of a weight [O, I].
+class AwqGemm(Packing):
+    """The packing of a weight [O, I].
 
     pieces: "words" int32 [I, O / 8], "zeros" int32 [G, O / 8], "scales" [G, O].
     """
-
-    pieces: Mapping[str, StoredTensor]
 
     @property
     def row_multiple(self) -> int:
@@ -49,10 +48,6 @@ class AwqGemm:
 
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         return values(*self._integers(pieces, start, stop))
-
-    @property
-    def is_transposed(self) -> bool:
-        return False
 
     @property
     def layout(self) -> Layout | None:

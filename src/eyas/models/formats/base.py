@@ -9,6 +9,7 @@ Does not know: what is in the files, which formats exist.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,37 +49,40 @@ scales `kv_scales` reads."""
 CACHE_SCALES = frozenset(("k_scale", "v_scale", "kv_scale"))
 
 
-class Packing(Protocol):
-    """How the values of one tensor are stored in several."""
+@dataclass(frozen=True, slots=True)
+class Packing(ABC):
+    """How the values of one tensor are stored in several.
 
-    @property
-    def pieces(self) -> Mapping[str, StoredTensor]:
-        """The stored tensors, by their role for this packing."""
-        ...
+    pieces: the stored tensors, by their role for this packing.
+    """
+
+    pieces: Mapping[str, StoredTensor]
 
     @property
     def row_multiple(self) -> int:
         """Number of rows that can only be decoded together."""
-        ...
+        return 1
 
+    @property
+    def is_transposed(self) -> bool:
+        """Whether `decode` returns the last two dimensions of the weight [..., O, I] in the other
+        order."""
+        return False
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout | None:
+        """The layout in which kernels take the weight [..., O, I]; None where they do not."""
+
+    @abstractmethod
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         """Return the values of rows `start` to `stop` of the first dimension, as float32 or bfloat16.
 
         pieces: the contents of all of `self.pieces`, by role. start, stop: multiples of
         `row_multiple`; stop may be the end. ValueError: the contents contradict each other.
         """
-        ...
 
-    @property
-    def layout(self) -> Layout | None:
-        """The layout in which kernels take the weight [..., O, I]; None where they do not."""
-        ...
-
-    @property
-    def is_transposed(self) -> bool:
-        """Whether `decode` returns the last two dimensions of that weight in the other order."""
-        ...
-
+    @abstractmethod
     def pack(
         self,
         pieces: Mapping[str, torch.Tensor],
@@ -93,7 +97,6 @@ class Packing(Protocol):
         layout: that of the packing, perhaps with fewer rows of a block. dtype: of the values.
         ValueError: as `decode`.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from eyas.kernels.packed import Layout, PackedWeight
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import (
     SCALE_TYPES,
+    Packing,
     StoredTensor,
     add,
     check_groups,
@@ -52,15 +53,14 @@ STORED_TYPES = ("F8_E4M3", "F8_E5M2", "I8")
 
 
 @dataclass(frozen=True, slots=True)
-class PackedRows:
-    """A `Packing` of a weight [O, I].
+class PackedRows(Packing):
+    """The packing of a weight [O, I].
 
     pieces: "words" int32 [O, I / n], "scales" [O, G], where n = 32 / bits, and perhaps "shape" (O,
     I), "zeros" (int32 [O / n, G] packed, or int8 [O, G]) and "groups" [I], the group of each
     column. Numbers and packed zero points are stored with half of their range added.
     """
 
-    pieces: Mapping[str, StoredTensor]
     bits: int
 
     @property
@@ -73,10 +73,6 @@ class PackedRows:
         if "groups" in pieces:
             group_of_I = stored_groups(pieces["groups"], self.pieces["groups"], scales_OG.shape[1])
         return values(numbers_OI, zeros_OG, scales_OG, group_of_I)
-
-    @property
-    def is_transposed(self) -> bool:
-        return False
 
     @property
     def layout(self) -> Layout | None:

@@ -19,6 +19,7 @@ from eyas.kernels.packed import Layout, PackedWeight
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import (
     SCALE_TYPES,
+    Packing,
     StoredTensor,
     add,
     check_groups,
@@ -43,15 +44,14 @@ ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
 
 @dataclass(frozen=True, slots=True)
-class GptqColumns:
-    """A `Packing` of a weight [O, I].
+class GptqColumns(Packing):
+    """The packing of a weight [O, I].
 
     pieces: "words" int32 [I / n, O], "zeros" int32 [G, O / n], "scales" [G, O], where n = 32 /
     bits, and perhaps "groups" int32 [I], the group of each column. zero_offset: added within the
     bits of a number. is_sorted: whether groups are other than runs of columns (`desc_act`).
     """
 
-    pieces: Mapping[str, StoredTensor]
     bits: int
     zero_offset: int
     is_sorted: bool = False
@@ -66,10 +66,6 @@ class GptqColumns:
         if "groups" in pieces:
             group_of_I = stored_groups(pieces["groups"], self.pieces["groups"], scales_OG.shape[1])
         return values(numbers_OI, zeros_OG, scales_OG, group_of_I)
-
-    @property
-    def is_transposed(self) -> bool:
-        return False
 
     @property
     def layout(self) -> Layout | None:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from eyas.kernels.packed import Layout, PackedWeight
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import (
+    Packing,
     StoredTensor,
     add,
     check_shape,
@@ -40,27 +41,17 @@ MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4Rows:
-    """A `Packing` of a weight [O, I].
+class Mxfp4Rows(Packing):
+    """The packing of a weight [O, I].
 
     pieces: "weight" int8 [O, I / 2], a byte holds two neighbours, the first one in its lower half;
     "scale" [O, I / 32], float8_e8m0fnu.
     """
 
-    pieces: Mapping[str, StoredTensor]
-
-    @property
-    def row_multiple(self) -> int:
-        return 1
-
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         values = number_pairs(pieces["weight"][start:stop].view(torch.uint8))
         scales = pieces["scale"][start:stop].bfloat16()
         return values.unflatten(-1, (-1, 2 * GROUP_BYTES)).mul_(scales.unsqueeze(-1)).flatten(-2)
-
-    @property
-    def is_transposed(self) -> bool:
-        return False
 
     @property
     def layout(self) -> Layout:
@@ -93,18 +84,12 @@ def mxfp4_rows(name: str, pieces: Mapping[str, StoredTensor]) -> StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4Experts:
-    """A `Packing` of an expert tensor [E, I, O].
+class Mxfp4Experts(Packing):
+    """The packing of an expert tensor [E, I, O].
 
     pieces: "blocks" uint8 [E, O, I / 32, 16], a byte holds two neighbours, the first one in its
     lower half; "scales" uint8 [E, O, I / 32], the exponent plus 127.
     """
-
-    pieces: Mapping[str, StoredTensor]
-
-    @property
-    def row_multiple(self) -> int:
-        return 1
 
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         values = number_pairs(pieces["blocks"][start:stop])

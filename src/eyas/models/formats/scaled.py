@@ -14,23 +14,18 @@ from dataclasses import dataclass
 import torch
 
 from eyas.kernels.packed import STEP, Layout, PackedWeight
-from eyas.models.formats.base import SCALE_TYPES, StoredTensor, check_type, wrong_shape
+from eyas.models.formats.base import SCALE_TYPES, Packing, StoredTensor, check_type, wrong_shape
 from eyas.ops.dequantise import arrange
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
-    """A `Packing` of a weight [..., O, I] whose blocks have a scale each, in the order of the blocks.
+class Scaled(Packing):
+    """The packing of a weight [..., O, I] whose blocks have a scale each, in the order of the blocks.
 
     pieces: "weight", "scale" and perhaps "zeros". block: its rows and columns.
     """
 
-    pieces: Mapping[str, StoredTensor]
     block: tuple[int, int]
-
-    @property
-    def row_multiple(self) -> int:
-        return 1
 
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         shape = tuple(pieces["weight"].shape)
@@ -47,10 +42,6 @@ class Scaled:
             if whole < shape[-1]:  # the last block is incomplete
                 apply(values[..., whole:], blocks[..., -1:])
         return values
-
-    @property
-    def is_transposed(self) -> bool:
-        return False
 
     @property
     def layout(self) -> Layout | None:

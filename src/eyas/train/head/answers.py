@@ -33,13 +33,12 @@ from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
 from eyas.text import ChatTemplate, Tokenizer
 from eyas.train.head.config import HeadTraining
-from eyas.train.head.progress import OnProgress, Progress
+from eyas.train.head.progress import Progress, Reporter
 from eyas.train.head.prompts import Conversation
 
 ANSWERS_FILE = "answers.jsonl"
 _CHUNK = 2048
 """Number of conversations that a process encodes at a time."""
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +132,8 @@ def answered(prompt: list[int], answer: list[int]) -> Text:
 def write_answers(
     config: HeadTraining,
     conversations: list[Conversation],
-    log: Log,
+    reporter: Reporter,
     deadline: float,
-    on_progress: OnProgress,
 ) -> bool:
     """Generate the target's answers that are missing. Return whether the deadline was met.
 
@@ -146,21 +144,19 @@ def write_answers(
     missing = [index for index in range(len(conversations)) if index not in done]
     if not missing:
         return True
-    log(f"answers: {len(missing)} of {len(conversations)} prompts to answer")
+    reporter.log(f"answers: {len(missing)} of {len(conversations)} prompts to answer")
     engine = build_engine(_settings(config))
     ends = min(deadline, time.monotonic() + config.generate_seconds)
     try:
         with path.open("a", encoding="utf-8") as file:
-            counts = _answer(
-                config, engine, conversations, missing, file.write, log, ends, on_progress
-            )
+            counts = _answer(config, engine, conversations, missing, file.write, reporter, ends)
     finally:
         engine.shutdown()
         del engine
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    log(
+    reporter.log(
         f"answers: {counts.answers} written, {counts.cut} of them cut at the maximum length, "
         f"{counts.failed} failed"
     )
@@ -219,9 +215,8 @@ def _answer(
     conversations: list[Conversation],
     missing: list[int],
     write: Callable[[str], object],
-    log: Log,
+    reporter: Reporter,
     ends: float,
-    on_progress: OnProgress,
 ) -> AnswerCounts:
     counts = AnswerCounts()
     encoder = Encoder(Path(engine.info.directory))
@@ -247,7 +242,7 @@ def _answer(
                 )
             except RequestError as error:
                 if not counts.failed:
-                    log(
+                    reporter.log(
                         f"answers: prompt {index + 1} is refused (later ones are not shown): {error}"
                     )
                 counts.failed += 1
@@ -273,10 +268,10 @@ def _answer(
             del prompts[key], answers[key]
         ended = counts.answers + counts.failed
         speed = counts.tokens / max(1e-9, time.monotonic() - started)
-        on_progress(Progress("answers", ended, len(missing), f"{speed:.0f} tokens/s"))
+        reporter.progress(Progress("answers", ended, len(missing), f"{speed:.0f} tokens/s"))
         if time.monotonic() - reported > 10:
             reported = time.monotonic()
-            log(f"answers: {ended}/{len(missing)}  {speed:.0f} tokens/s")
+            reporter.log(f"answers: {ended}/{len(missing)}  {speed:.0f} tokens/s")
     return counts
 
 

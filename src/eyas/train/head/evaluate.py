@@ -17,9 +17,8 @@ from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, Sc
 from eyas.core import Request, SamplingParams, Usage
 from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
-from eyas.train.head.answers import Log
 from eyas.train.head.config import HeadTraining
-from eyas.train.head.progress import OnProgress, Progress, ignore_progress
+from eyas.train.head.progress import Progress, Reporter
 
 PLAIN = "no head"
 SHAPES = {"chain 5": (5, 1, 6), "tree 5/4/16": (5, 4, 16)}
@@ -33,8 +32,7 @@ def evaluate_in_engine(
     config: HeadTraining,
     head: Path,
     prompts: list[list[int]],
-    log: Log,
-    on_progress: OnProgress = ignore_progress,
+    reporter: Reporter,
 ) -> list[dict[str, Any]]:
     """Decode the prompts without and with the head.
 
@@ -48,7 +46,7 @@ def evaluate_in_engine(
     def ended(shape: str) -> None:
         nonlocal num_ended
         num_ended += 1
-        on_progress(Progress("evaluation", num_ended, total, shape))
+        reporter.progress(Progress("evaluation", num_ended, total, shape))
 
     drafts = {PLAIN: DraftConfig(drafter="root")} | {
         name: DraftConfig(drafter="head", model=str(head), steps=steps, topk=topk, nodes=nodes)
@@ -77,7 +75,7 @@ def evaluate_in_engine(
                         "same_tokens": same,
                     }
                 )
-                log(f"engine: {name} at temperature {temperature:g}: {_shown(record)}")
+                reporter.log(f"engine: {name} at temperature {temperature:g}: {_shown(record)}")
         finally:
             engine.shutdown()
     return records

@@ -23,9 +23,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from eyas.train.head.answers import Log, Text
+from eyas.train.head.answers import Text
 from eyas.train.head.batches import Batch, cut_into_batches
-from eyas.train.head.progress import OnProgress, Progress, ignore_progress
+from eyas.train.head.progress import Progress, Reporter
 from eyas.train.head.target import Target
 
 INDEX_FILE = "index.json"
@@ -48,10 +48,9 @@ def write_features(
     *,
     shard_bytes: int,
     batch_places: int,
-    log: Log,
+    reporter: Reporter,
     deadline: float,
     stamp: str,
-    on_progress: OnProgress = ignore_progress,
 ) -> bool:
     """Run the target over all texts and store its states. Return whether it finished in time.
 
@@ -78,7 +77,7 @@ def write_features(
         before = done
 
         def report(in_shard: int, before: int = before) -> None:
-            on_progress(
+            reporter.progress(
                 Progress("features", before + in_shard, total, f"tokens of {directory.name}")
             )
 
@@ -89,7 +88,9 @@ def write_features(
         lengths.append(shard["lengths"].tolist())
         done += sum(lengths[-1])
         speed = done / (time.monotonic() - started)
-        log(f"features: {done}/{total} tokens in {len(files)} shards  {speed:.0f} tokens/s")
+        reporter.log(
+            f"features: {done}/{total} tokens in {len(files)} shards  {speed:.0f} tokens/s"
+        )
     record = {"stamp": stamp, "files": files, "lengths": lengths, "taps": list(target.taps)}
     index_file.write_text(json.dumps(record) + "\n")
     return True

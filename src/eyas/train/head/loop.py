@@ -25,14 +25,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyas.train.head.answers import Log
 from eyas.train.head.batches import Batch, BatchSchedule, ScheduledBatch, make_batch
 from eyas.train.head.config import HeadTraining
 from eyas.train.head.features import Features
 from eyas.train.head.loss import HeadLoss, LossSums
 from eyas.train.head.muon import Muon
 from eyas.train.head.network import TrainableHead
-from eyas.train.head.progress import OnProgress, Progress, ignore_progress
+from eyas.train.head.progress import Progress, Reporter
 
 STATE_FILE = "state.pt"
 LOG_FILE = "training.json"
@@ -50,8 +49,7 @@ class Loop:
         loss: HeadLoss,
         training: Features,
         heldout: Features | None,
-        log: Log,
-        on_progress: OnProgress = ignore_progress,
+        reporter: Reporter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
@@ -60,8 +58,7 @@ class Loop:
         self.loss = loss
         self._training = training
         self._heldout = heldout
-        self._log = log
-        self._on_progress = on_progress
+        self._reporter = reporter
         self._device = loss.target_UD.device
         self._plan = BatchSchedule(
             training.lengths, config.step_tokens, training.together, config.seed
@@ -87,7 +84,7 @@ class Loop:
         state_file = config.output / STATE_FILE
         if state_file.exists():
             self._restore(torch.load(state_file, map_location=self._device, weights_only=True))
-            log(f"training: continuing from step {self.step}")
+            reporter.log(f"training: continuing from step {self.step}")
 
     def train(self, deadline: float) -> bool:
         """Train to the end or to the deadline. Return whether the training is done.
@@ -162,7 +159,7 @@ class Loop:
             **_numbers(sums),
         }
         self.evaluations.append(result)
-        self._log(
+        self._reporter.log(
             f"held out: divergence {result['divergence'][0]:.4f}  simulated acceptance length "
             f"{result['acceptance_length']:.3f}  accuracy {_shown(result['accuracy'])}"
         )
@@ -239,7 +236,7 @@ class Loop:
             last = self.curve[-1]
             parts.append(f"loss {last['divergence'][0]:.3f}")
             parts.append(f"acceptance length {last['acceptance_length']:.2f}")
-        self._on_progress(Progress("training", self._progress(), 1, "  ".join(parts)))
+        self._reporter.progress(Progress("training", self._progress(), 1, "  ".join(parts)))
 
     def _set_rates(self) -> float:
         """Set the learning rates of this step, and return them as a fraction of their peak."""
@@ -270,7 +267,7 @@ class Loop:
         }
         self.curve.append(point)
         ends = "" if self.num_steps is None else f"/{self.num_steps}"
-        self._log(
+        self._reporter.log(
             f"step {self.step}{ends}  {self.seconds:.0f} s  {speed / 1e3:.0f}k padded tokens/s  "
             f"divergence {point['divergence'][0]:.4f} .. {point['divergence'][-1]:.4f}  "
             f"accuracy {_shown(point['accuracy'])}"
@@ -302,7 +299,7 @@ class Loop:
             partial,
         )
         os.replace(partial, path)
-        self._log(f"training: state saved at step {self.step}")
+        self._reporter.log(f"training: state saved at step {self.step}")
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.step, self.seconds = state["step"], state["seconds"]

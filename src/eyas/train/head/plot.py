@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyas.train.head.answers import Log
 from eyas.train.head.loop import LOG_FILE
+from eyas.train.head.progress import Log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,7 +1,7 @@
-"""The progress of a run, as a callback gets it.
+"""What a run reports: lines of text, and its progress.
 
-Promises: the callback is called between units of work. An exception that it raises stops the run
-with the state saved, as `stop_after` does, so that the same command continues.
+Promises: the callback of progress is called between units of work. An exception that it raises stops
+the run with the state saved, as `stop_after` does, so that the same command continues.
 Does not know: terminals.
 """
 
@@ -28,8 +28,17 @@ class Progress:
     note: str = ""
 
 
+Log = Callable[[str], None]
 OnProgress = Callable[[Progress], None]
 
 
 def ignore_progress(progress: Progress) -> None:
     """Do nothing: the default callback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """log: called with each line of text. progress: called between units of work."""
+
+    log: Log
+    progress: OnProgress = ignore_progress

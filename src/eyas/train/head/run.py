@@ -37,7 +37,7 @@ from eyas.models import (
 )
 from eyas.models.heads import HeadSpec
 from eyas.runner.device import open_device
-from eyas.train.head.answers import Encoder, Log, Text
+from eyas.train.head.answers import Encoder, Text
 from eyas.train.head.calibrate import calibrate
 from eyas.train.head.card import write_cards
 from eyas.train.head.config import HeadTraining
@@ -50,7 +50,7 @@ from eyas.train.head.loop import STATE_FILE, Loop
 from eyas.train.head.loss import HeadLoss
 from eyas.train.head.network import TrainableHead
 from eyas.train.head.plot import plot_run
-from eyas.train.head.progress import OnProgress, Progress, ignore_progress
+from eyas.train.head.progress import Log, OnProgress, Progress, Reporter, ignore_progress
 from eyas.train.head.prompts import check_source
 from eyas.train.head.target import Target
 from eyas.train.head.texts import Texts, gather
@@ -69,6 +69,7 @@ def train_head(
     ValueError: a setting or a file is invalid; raised before work starts.
     """
     deadline = time.monotonic() + config.stop_after
+    reporter = Reporter(log, on_progress)
     config.check()
     sources = {"prompts": config.prompts, "conversations": config.conversations}
     digests = {name: check_source(source, name) for name, source in sources.items() if source}
@@ -86,37 +87,37 @@ def train_head(
         return config.output
     for line in format_lines(config, spec):
         log(line)
-    texts = gather(config, directory, target_spec, log, deadline, on_progress)
+    texts = gather(config, directory, target_spec, reporter, deadline)
     if texts is None:
-        return _stopped(log)
-    ids_C = _vocabulary(config, directory, target_spec, spec, texts.training, log)
+        return _stopped(reporter)
+    ids_C = _vocabulary(config, directory, target_spec, spec, texts.training, reporter)
     decoder = load_model(directory, dtype=resolve_dtype(config.dtype, device), device=device)
     target = Target(decoder, directory, spec.taps)
-    features = _features(config, target, texts, log, deadline, on_progress)
+    features = _features(config, target, texts, reporter, deadline)
     if features is None:
-        return _stopped(log)
-    loop = _loop(config, spec, target, ids_C, features, log, on_progress)
+        return _stopped(reporter)
+    loop = _loop(config, spec, target, ids_C, features, reporter)
     if not loop.train(deadline):
-        return _stopped(log)
-    heads, report = _export(config, spec, target, ids_C, loop, texts, log, on_progress)
+        return _stopped(reporter)
+    heads, report = _export(config, spec, target, ids_C, loop, texts, reporter)
     prompts = texts.prompts(config.eval_prompts) if config.evaluate else []
     if prompts:
         if time.monotonic() > deadline:
-            return _stopped(log)
+            return _stopped(reporter)
         del loop, features, target, decoder
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         report["num_eval_prompts"] = len(prompts)
-        report["engine"] = evaluate_in_engine(config, heads["specforge"], prompts, log, on_progress)
+        report["engine"] = evaluate_in_engine(config, heads["specforge"], prompts, reporter)
     write_cards(config, heads, report)
     (config.output / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n")
     (config.output / STATE_FILE).unlink(missing_ok=True)
     return config.output
 
 
-def _stopped(log: Log) -> None:
-    log("time is up; run the same command again to continue")
+def _stopped(reporter: Reporter) -> None:
+    reporter.log("time is up; run the same command again to continue")
 
 
 def _vocabulary(
@@ -125,7 +126,7 @@ def _vocabulary(
     target: ModelSpec,
     spec: HeadSpec,
     training: list[Text],
-    log: Log,
+    reporter: Reporter,
 ) -> Tensor:
     path = config.output / VOCABULARY_FILE
     if path.exists() and (config.output / STATE_FILE).exists():
@@ -135,7 +136,7 @@ def _vocabulary(
         training, tokenizer, target.vocab_size, spec.draft_vocab_size, target.eos_token_ids
     )
     share = coverage(training, ids, target.vocab_size)
-    log(
+    reporter.log(
         f"vocabulary: {len(ids)} of {target.vocab_size} tokens cover {100 * share:.2f} % of answers"
     )
     path.write_text(json.dumps({"coverage": share, "ids": ids.tolist()}) + "\n")
@@ -146,9 +147,8 @@ def _features(
     config: HeadTraining,
     target: Target,
     given: Texts,
-    log: Log,
+    reporter: Reporter,
     deadline: float,
-    on_progress: OnProgress,
 ) -> tuple[Features, Features | None] | None:
     training, heldout = given.training, given.heldout
     if config.online:
@@ -168,16 +168,15 @@ def _features(
             directory,
             shard_bytes=config.shard_mib << 20,
             batch_places=config.capture_tokens or (32768 if target.device.type == "cuda" else 2048),
-            log=log,
+            reporter=reporter,
             deadline=deadline,
             stamp=digest.hexdigest(),
-            on_progress=on_progress,
         ):
             return None
         budget = _cache_budget(config, target.device)
         source = StoredFeatures(directory, target.device, budget)
         if not source.is_resident:
-            log(f"{name}: larger than {budget / 2**30:.1f} GiB, streamed from disk")
+            reporter.log(f"{name}: larger than {budget / 2**30:.1f} GiB, streamed from disk")
         sources.append(source)
     return sources[0], sources[1] if len(sources) > 1 else None
 
@@ -197,8 +196,7 @@ def _loop(
     target: Target,
     ids_C: Tensor,
     features: tuple[Features, Features | None],
-    log: Log,
-    on_progress: OnProgress,
+    reporter: Reporter,
 ) -> Loop:
     torch.manual_seed(config.seed)
     torch.set_float32_matmul_precision("high")
@@ -212,8 +210,10 @@ def _loop(
     draft_of_V = draft_of_V.to(target.device)
     loss = HeadLoss(target_UD, draft_of_V, config.loss_decay, config.ttt_steps)
     count = sum(weight.numel() for weight in head.parameters())
-    log(f"head: {count / 1e6:.2f}M parameters, taps after layers {', '.join(map(str, spec.taps))}")
-    return Loop(config, head, loss, *features, log, on_progress)
+    reporter.log(
+        f"head: {count / 1e6:.2f}M parameters, taps after layers {', '.join(map(str, spec.taps))}"
+    )
+    return Loop(config, head, loss, *features, reporter)
 
 
 def _export(
@@ -223,22 +223,23 @@ def _export(
     ids_C: Tensor,
     loop: Loop,
     texts: Texts,
-    log: Log,
-    on_progress: OnProgress,
+    reporter: Reporter,
 ) -> tuple[dict[str, Path], dict[str, Any]]:
     """Calibrate and write the head, and plot the run. Return the head's directories and the report."""
-    on_progress(Progress("export", 0, 3, "fitting the weight of noise"))
+    reporter.progress(Progress("export", 0, 3, "fitting the weight of noise"))
     betas: dict[float, float] = {}
     if texts.heldout:
         betas = calibrate(lambda: _scored(loop, target), loop.loss.draft_of_V, config.seed)
-        log("noise: " + ", ".join(f"beta {b:g} at temperature {t:g}" for t, b in betas.items()))
-    on_progress(Progress("export", 1, 3, "writing the head"))
+        reporter.log(
+            "noise: " + ", ".join(f"beta {b:g} at temperature {t:g}" for t, b in betas.items())
+        )
+    reporter.progress(Progress("export", 1, 3, "writing the head"))
     base_model = hub_name(config.model)
     weights = loop.head.state_dict()
     heads = export_head(config.output, spec, weights, ids_C, betas, base_model)
-    on_progress(Progress("export", 2, 3, "drawing the curve"))
-    plot_run(config.output, log)
-    on_progress(Progress("export", 3, 3))
+    reporter.progress(Progress("export", 2, 3, "drawing the curve"))
+    plot_run(config.output, reporter.log)
+    reporter.progress(Progress("export", 3, 3))
     return heads, {
         "model": config.model,
         "base_model": base_model,

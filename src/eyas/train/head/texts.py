@@ -13,7 +13,6 @@ from typing import Any
 from eyas.models import ModelSpec
 from eyas.train.head.answers import (
     ANSWERS_FILE,
-    Log,
     Text,
     complete_texts,
     read_answers,
@@ -24,7 +23,7 @@ from eyas.train.head.answers import (
 from eyas.train.head.batches import is_usable
 from eyas.train.head.config import HeadTraining
 from eyas.train.head.loop import STATE_FILE
-from eyas.train.head.progress import OnProgress
+from eyas.train.head.progress import Reporter
 from eyas.train.head.prompts import read_conversations, read_prompts
 
 
@@ -48,9 +47,8 @@ def gather(
     config: HeadTraining,
     directory: Path,
     target: ModelSpec,
-    log: Log,
+    reporter: Reporter,
     deadline: float,
-    on_progress: OnProgress,
 ) -> Texts | None:
     """Return the texts of the run; None if time ran out.
 
@@ -62,7 +60,7 @@ def gather(
     if config.prompts:
         conversations = read_prompts(config.prompts, config.thinking)
         is_training = (config.output / STATE_FILE).exists()
-        if not is_training and not write_answers(config, conversations, log, deadline, on_progress):
+        if not is_training and not write_answers(config, conversations, reporter, deadline):
             return None
         texts += read_answers(config.output, longest)
         failures += read_failures(config.output)
@@ -70,7 +68,9 @@ def gather(
         completed = complete_texts(directory, read_conversations(config.conversations))
         texts += [shortened(text, longest) for text in completed if text is not None]
         if refused := sum(text is None for text in completed):
-            log(f"conversations: {refused} skipped (the chat template does not support them)")
+            reporter.log(
+                f"conversations: {refused} skipped (the chat template does not support them)"
+            )
     usable = [text for text in texts if is_usable(text)]
     if not usable:
         raise ValueError(_no_text_error(config, texts, failures, longest))
@@ -82,12 +82,12 @@ def gather(
         "heldout_texts": len(heldout),
         "left_out": len(failures) + len(texts) - len(usable),
     }
-    log(
+    reporter.log(
         f"texts: {about['texts']} to train on ({about['tokens']} tokens, {about['answer_tokens']} in "
         f"answers), {about['heldout_texts']} held out"
     )
     if not heldout and config.heldout_share:
-        log(
+        reporter.log(
             "texts: one text is too few to hold any out, so nothing is evaluated; give more prompts"
         )
     return Texts(training, heldout, about)

@@ -1,5 +1,5 @@
-"""The pace finds the best shape in worlds whose costs and acceptance are known; what it may cost where
-there is none is in `test_pace_bounds.py`."""
+"""The policy finds the best shape in worlds whose costs and acceptance are known; what drafting may
+cost where there is none is in `test_shape_policy_bounds.py`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,28 @@ import pytest
 
 from eyas.draft.base import TreeShape
 from eyas.draft.costs import NOTHING, Costs, measure_costs
-from eyas.draft.pace import PLAIN, Pace, usual_shapes
+from eyas.draft.estimates import StepSize
+from eyas.draft.shape_policy import PLAIN, LandedStep, ShapePolicy, usual_shapes
 
 SHAPES = usual_shapes(TreeShape(5, 4, 16))
 
 
+def learn(
+    policy: ShapePolicy,
+    size: int | StepSize,
+    shape: TreeShape,
+    outcomes: list[tuple[int, int]],
+    seconds: float | None,
+    *,
+    is_chain: bool = True,
+) -> None:
+    size = size if isinstance(size, StepSize) else StepSize(size)
+    by_sequence = dict(enumerate(outcomes))
+    policy.learn(LandedStep(size, shape, by_sequence, seconds, is_chain=is_chain))
+
+
 def live(
-    pace: Pace,
+    policy: ShapePolicy,
     *,
     batch: int,
     acceptance: float,
@@ -29,19 +44,19 @@ def live(
     draw = random.Random(seed)
     chosen: dict[TreeShape, int] = {}
     for i in range(steps):
-        shape = pace.choose(batch)
+        shape = policy.choose(StepSize(batch))
         if i > steps // 3:
             chosen[shape] = chosen.get(shape, 0) + 1
         share = acceptance if shape.topk == 1 else min(0.99, acceptance + 0.05)
-        fates = []
+        outcomes = []
         for _ in range(batch):
             count = 0
             while count < shape.steps and draw.random() < share:
                 count += 1
-            fates.append((shape.steps, count))
+            outcomes.append((shape.steps, count))
         seconds = step + per_row * batch * shape.nodes + draft_pass * shape.steps
-        is_chain = shape.topk == 1
-        pace.learn(batch, shape, fates, seconds * draw.uniform(0.9, 1.2), is_chain=is_chain)
+        seconds *= draw.uniform(0.9, 1.2)
+        learn(policy, batch, shape, outcomes, seconds, is_chain=shape.topk == 1)
     return chosen
 
 
@@ -49,35 +64,37 @@ def most(chosen: dict[TreeShape, int]) -> TreeShape:
     return max(chosen, key=chosen.__getitem__)
 
 
-def new_pace(draft_pass: float = 0.001) -> Pace:
+def new_policy(draft_pass: float = 0.001) -> ShapePolicy:
     """Costs that were measured wrong by a factor, as on a machine that was busy."""
-    return Pace(SHAPES, Costs((1, 64), (0.006, 0.02)), Costs((1, 64), (draft_pass, draft_pass)))
+    return ShapePolicy(
+        SHAPES, Costs((1, 64), (0.006, 0.02)), Costs((1, 64), (draft_pass, draft_pass))
+    )
 
 
 def test_good_drafts_of_a_quick_drafter_are_long() -> None:
-    chosen = live(new_pace(), batch=1, acceptance=0.9, step=0.004, per_row=1e-4, draft_pass=7e-4)
+    chosen = live(new_policy(), batch=1, acceptance=0.9, step=0.004, per_row=1e-4, draft_pass=7e-4)
     assert most(chosen).steps == 5
 
 
 def test_rows_that_cost_shorten_the_draft() -> None:
-    quick = live(new_pace(), batch=16, acceptance=0.7, step=0.004, per_row=1e-5, draft_pass=7e-4)
-    slow = live(new_pace(), batch=16, acceptance=0.7, step=0.004, per_row=8e-4, draft_pass=7e-4)
+    quick = live(new_policy(), batch=16, acceptance=0.7, step=0.004, per_row=1e-5, draft_pass=7e-4)
+    slow = live(new_policy(), batch=16, acceptance=0.7, step=0.004, per_row=8e-4, draft_pass=7e-4)
     assert most(slow).nodes < most(quick).nodes
 
 
 def test_a_slow_drafter_is_left_alone() -> None:
     chosen = live(
-        new_pace(0.01), batch=4, acceptance=0.8, step=0.004, per_row=1e-4, draft_pass=0.02
+        new_policy(0.01), batch=4, acceptance=0.8, step=0.004, per_row=1e-4, draft_pass=0.02
     )
     assert chosen[PLAIN] > 0.95 * sum(chosen.values())
 
 
 @pytest.mark.parametrize("first", [0.05, 0.9])
 def test_a_changed_workload_is_noticed(first: float) -> None:
-    pace = new_pace()
+    policy = new_policy()
     world = {"batch": 1, "step": 0.004, "per_row": 1e-4, "draft_pass": 7e-4}
-    live(pace, acceptance=first, steps=600, **world)  # pyrefly: ignore
-    chosen = live(pace, acceptance=0.95 - first, steps=3000, **world)  # pyrefly: ignore
+    live(policy, acceptance=first, steps=600, **world)  # pyrefly: ignore
+    chosen = live(policy, acceptance=0.95 - first, steps=3000, **world)  # pyrefly: ignore
     assert (most(chosen) == PLAIN) == (first == 0.9)
 
 
@@ -91,25 +108,25 @@ MEASURED = (
 def short_run(*, cold: float, acceptance: float, seed: int = 0) -> float:
     """Tokens a second over those of plain decoding, in the first 260 steps of a batch of 4. A step
     takes 1.15 times what was measured, the first eight `cold` times as long."""
-    pace, draw = Pace(usual_shapes(TreeShape(8, 4, 16)), *MEASURED), random.Random(seed)
+    policy, draw = ShapePolicy(usual_shapes(TreeShape(8, 4, 16)), *MEASURED), random.Random(seed)
     target, drafting = MEASURED
     seconds = plain = 0.0
     for i in range(260):
-        shape = pace.choose(4)
+        shape = policy.choose(StepSize(4))
         taken = target.at(4 * shape.nodes)
         if shape.steps:
             taken += drafting.at(8) + (shape.steps - 1) * drafting.at(4 * shape.topk)
         taken *= 1.15 * draw.uniform(0.97, 1.1)
-        fates = []
+        outcomes = []
         for _ in range(4):
             count = 0
             while count < shape.steps and draw.random() < acceptance:
                 count += 1
-            fates.append((shape.steps, count))
+            outcomes.append((shape.steps, count))
         seconds += taken
-        plain += 1.15 * 1.035 * target.at(4) * (4 + sum(count for _, count in fates)) / 4
+        plain += 1.15 * 1.035 * target.at(4) * (4 + sum(count for _, count in outcomes)) / 4
         slowed = taken * (cold if i < 8 else 1.0)
-        pace.learn(4, shape, fates, slowed, is_chain=shape.topk == 1)
+        learn(policy, 4, shape, outcomes, slowed, is_chain=shape.topk == 1)
     return plain / seconds
 
 
@@ -128,8 +145,8 @@ def test_good_drafts_are_found_in_a_short_run() -> None:
 
 def test_the_log_says_whether_there_are_drafts_and_why(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "eyas.draft"):
-        live(new_pace(), batch=1, acceptance=0.05, step=0.004, per_row=1e-4, draft_pass=7e-4)
-        live(new_pace(), batch=4, acceptance=0.9, step=0.004, per_row=1e-4, draft_pass=7e-4)
+        live(new_policy(), batch=1, acceptance=0.05, step=0.004, per_row=1e-4, draft_pass=7e-4)
+        live(new_policy(), batch=4, acceptance=0.9, step=0.004, per_row=1e-4, draft_pass=7e-4)
     lines = [record.getMessage() for record in caplog.records]
     assert any("batches of 1: not drafting" in line and "tokens/s" in line for line in lines)
     assert any("batches of 4: drafting" in line for line in lines)
@@ -138,29 +155,29 @@ def test_the_log_says_whether_there_are_drafts_and_why(caplog: pytest.LogCapture
 
 def test_drafts_that_few_sequences_get_are_weighed_for_all() -> None:
     """Prompt lookup that finds something for one sequence in twenty, where every node costs."""
-    pace = Pace(usual_shapes(TreeShape(5, 1, 6)), Costs((1, 64), (0.006, 0.026)), NOTHING)
+    policy = ShapePolicy(usual_shapes(TreeShape(5, 1, 6)), Costs((1, 64), (0.006, 0.026)), NOTHING)
     chosen: dict[TreeShape, int] = {}
     for i in range(1500):
-        shape = pace.choose(20)
+        shape = policy.choose(StepSize(20))
         chosen[shape] = chosen.get(shape, 0) + (i > 500)
-        fates = [(shape.steps, shape.steps)] + [(0, 0)] * 19
+        outcomes = [(shape.steps, shape.steps)] + [(0, 0)] * 19
         seconds = 0.006 + 3e-4 * 20 * shape.nodes
-        pace.learn(20, shape, fates, seconds, is_chain=False)
+        learn(policy, 20, shape, outcomes, seconds, is_chain=False)
     assert most(chosen) == PLAIN
 
 
 def test_a_draft_cut_short_says_nothing_of_what_it_did_not_reach() -> None:
-    pace, chain = new_pace(), TreeShape(5, 1, 6)
-    before = pace._estimates.accepted(chain)
+    policy, chain = new_policy(), TreeShape(5, 1, 6)
+    before = policy._estimates.accepted(chain)
     for _ in range(50):
-        pace.learn(64, chain, [(3, 3)] * 64, 0.02, is_chain=True)
-    assert pace._estimates.accepted(chain) > before
+        learn(policy, 64, chain, [(3, 3)] * 64, 0.02)
+    assert policy._estimates.accepted(chain) > before
 
 
 def test_steps_much_dearer_than_at_start_up_are_believed() -> None:
     """Costs measured ten times too low, per row forty times: the choice is by what steps take."""
-    pace = Pace(SHAPES, Costs((1, 64), (0.0004, 0.0006)), Costs((1, 64), (7e-5, 7e-5)))
-    chosen = live(pace, batch=8, acceptance=0.6, step=0.004, per_row=1e-3, draft_pass=7e-4)
+    policy = ShapePolicy(SHAPES, Costs((1, 64), (0.0004, 0.0006)), Costs((1, 64), (7e-5, 7e-5)))
+    chosen = live(policy, batch=8, acceptance=0.6, step=0.004, per_row=1e-3, draft_pass=7e-4)
     assert most(chosen).steps <= 1
 
 
@@ -196,18 +213,19 @@ def test_beside_prompt_rows_that_cost_as_much_drafts_are_short() -> None:
     costs = Costs((1, 256, 2048), (0.004, 0.0041, 0.05))
     chosen: dict[int, set[TreeShape]] = {}
     for num_prompt_rows in (0, 1500):
-        pace = Pace(usual_shapes(TreeShape(5, 1, 6)), costs, NOTHING)
+        policy = ShapePolicy(usual_shapes(TreeShape(5, 1, 6)), costs, NOTHING)
         draw = random.Random(0)
         for i in range(600):
-            shape = pace.choose(16, num_prompt_rows)
-            fates = []
+            size = StepSize(16, num_prompt_rows)
+            shape = policy.choose(size)
+            outcomes = []
             for _ in range(16):
                 count = 0
                 while count < shape.steps and draw.random() < 0.5:
                     count += 1
-                fates.append((shape.steps, count))
+                outcomes.append((shape.steps, count))
             seconds = None if num_prompt_rows else costs.at(16 * shape.nodes)
-            pace.learn(16, shape, fates, seconds, is_chain=True, num_prompt_rows=num_prompt_rows)
+            learn(policy, size, shape, outcomes, seconds)
             if i > 400:
                 chosen.setdefault(num_prompt_rows, set()).add(shape)
     assert max(shape.steps for shape in chosen[0]) >= 4
@@ -216,14 +234,11 @@ def test_beside_prompt_rows_that_cost_as_much_drafts_are_short() -> None:
 
 def test_batch_sizes_that_run_one_graph_share_what_is_learned() -> None:
     """Five sequences run the graph of six; four have their own, whose first step is no guide."""
-    pace, shape = new_pace(), TreeShape(5, 1, 6)
-
-    def learn(num_sequences: int, seconds: float) -> None:
-        pace.learn(num_sequences, shape, [], seconds, is_chain=True)
+    policy, shape = new_policy(), TreeShape(5, 1, 6)
 
     for num in (4, 4, 6, 6):
-        learn(num, 0.02)
-    before = {num: pace._rate(num, pace._batch(num, 0), shape) for num in (4, 5, 6)}
-    learn(5, 0.01)
-    after = {num: pace._rate(num, pace._batch(num, 0), shape) for num in (4, 5, 6)}
+        learn(policy, num, shape, [], 0.02)
+    before = {num: policy._policy(StepSize(num))._rate(shape) for num in (4, 5, 6)}
+    learn(policy, 5, shape, [], 0.01)
+    after = {num: policy._policy(StepSize(num))._rate(shape) for num in (4, 5, 6)}
     assert after[4] == before[4] and after[5] > before[5] and after[6] > before[6]

@@ -1,0 +1,81 @@
+"""The routes /tokenize and /detokenize.
+
+Does not know: requests of the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from eyas.core import RequestError
+from eyas.server import errors
+from eyas.server.error_context import ErrorContext
+from eyas.server.formats import token_text
+from eyas.server.request_models import DetokenizeBody, TokenizeBody
+from eyas.server.request_reader import RequestReader
+from eyas.server.sse import json_response
+from eyas.server.template_inputs import template_messages, template_options, template_tools
+from eyas.server.text_processor import TextProcessor
+from eyas.text import require_tokenizer
+
+
+class TokenRoutes:
+    """The handlers of /tokenize and /detokenize."""
+
+    def __init__(self, reader: RequestReader) -> None:
+        self._reader = reader
+
+    async def tokenize(self, http: HttpRequest) -> Response:
+        body, processor = await self._reader.read(http, TokenizeBody)
+        with ErrorContext(body).explains():
+            ids = await self._reader.prepare(http, lambda: _tokenize(body, processor))
+        result: dict[str, Any] = {
+            "count": len(ids),
+            "max_model_len": processor.max_model_len,
+            "tokens": ids,
+        }
+        if body.return_token_strs:
+            result["token_strs"] = [token_text(processor.tokenizer, token) for token in ids]
+        return json_response(result)
+
+    async def detokenize(self, http: HttpRequest) -> Response:
+        body, processor = await self._reader.read(http, DetokenizeBody)
+        with ErrorContext(body).explains():
+            text = await self._reader.prepare(http, lambda: _detokenize(body, processor))
+        return json_response({"prompt": text})
+
+
+def _detokenize(body: DetokenizeBody, processor: TextProcessor) -> str:
+    if len(body.tokens) > processor.max_model_len:
+        raise errors.too_long(str(len(body.tokens)), processor.max_model_len, "tokens")
+    if body.tokens and max(body.tokens) >= processor.vocab_size:
+        raise RequestError(
+            f"tokens: holds ids beyond the vocabulary of {processor.vocab_size}", param="tokens"
+        )
+    tokenizer = require_tokenizer(processor.tokenizer, "tokens")
+    return tokenizer.decode(body.tokens, skip_special=False)
+
+
+def _tokenize(body: TokenizeBody, processor: TextProcessor) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("prompt: give either prompt or messages", param="prompt")
+    if body.messages is not None:
+        options = template_options(
+            processor,
+            body.messages,
+            body.chat_template_kwargs,
+            None,
+            body.add_generation_prompt,
+            body.continue_final_message,
+        )
+        messages = template_messages(body.messages, processor)
+        return processor.encode_chat(messages, template_tools(body.tools), **options)
+    assert body.prompt is not None
+    processor.check_length(body.prompt, "prompt")
+    tokenizer = require_tokenizer(processor.tokenizer, "prompt")
+    if body.add_special_tokens is False:
+        return tokenizer.encode_text(body.prompt)
+    return tokenizer.encode_prompt(body.prompt)
