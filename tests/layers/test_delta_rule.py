@@ -181,6 +181,16 @@ def test_a_row_has_the_same_bits_among_any_others(name: str, width: int) -> None
         assert torch.equal(function(x_LX[start:stop]), whole[start:stop])
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_number_has_the_same_bits_in_any_column(name: str) -> None:
+    """Ranks have other columns than one rank has."""
+    function, _ = FUNCTIONS[name]
+    x_LX = torch.rand(64, 96, generator=torch.Generator().manual_seed(1)) * 6 + 0.1
+    whole = function(x_LX)
+    for start, stop in ((0, 48), (48, 96), (0, 1), (40, 48), (80, 96), (5, 38)):
+        assert torch.equal(function(x_LX[:, start:stop]), whole[:, start:stop])
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 33])
 def test_halves_add_up(size: int) -> None:
     x = torch.rand(5, size, 3, generator=torch.Generator().manual_seed(size))
