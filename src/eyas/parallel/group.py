@@ -10,7 +10,6 @@ Does not know: what is sent, how ranks are started.
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
+from eyas.parallel.addresses import Address, listen, own_address
 from eyas.parallel.lost import GroupLost
 
 FRAME = 1024
@@ -53,7 +53,7 @@ class Meeting:
         return self.place.startswith("/")
 
     @property
-    def address(self) -> tuple[str, int]:
+    def address(self) -> Address:
         """Host and port of the place. An IPv6 address stands in brackets there."""
         host, _, port = self.place.rpartition(":")
         return host.removeprefix("[").removesuffix("]"), int(port)
@@ -275,7 +275,7 @@ def _store(meeting: Meeting) -> dist.Store:
         return store
     address, listener = meeting.address, None
     if meeting.rank == 0:  # torch would listen at every address of the machine
-        listener = socket.create_server(address, family=_family(address)).detach()
+        listener = listen(address).detach()
     return dist.TCPStore(
         *address,
         meeting.size,
@@ -286,22 +286,10 @@ def _store(meeting: Meeting) -> dist.Store:
     )
 
 
-def _family(address: tuple[str, int]) -> socket.AddressFamily:
-    """Return the family of an address. OSError: there is no such host."""
-    return socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-
-
-def _own_address(address: tuple[str, int]) -> str:
-    """Return this machine's address that reaches another one, or its own. Sends nothing."""
-    with socket.socket(_family(address), socket.SOCK_DGRAM) as route:
-        route.connect(address)
-        return route.getsockname()[0]
-
-
 def _gloo(store: dist.Store, meeting: Meeting, limit: timedelta) -> Exchanges:
     """Return what exchanges tensors of the host, once all ranks are connected."""
     gloo: Any = dist.ProcessGroupGloo
-    own = LOOPBACK if meeting.is_local else _own_address(meeting.address)
+    own = LOOPBACK if meeting.is_local else own_address(meeting.address)
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=own)]
     options._timeout = timedelta(seconds=MEET_SECONDS)
