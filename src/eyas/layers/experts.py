@@ -274,7 +274,7 @@ class StackedExperts:
             return shard.completed(self._apply(x_TD, experts_TK, weights_TK))
         ((first, stop),) = self._held.ranges
         is_held_TK = (experts_TK >= first) & (experts_TK < stop)
-        here_TK = torch.where(is_held_TK, experts_TK - first, 0)
+        here_TK = torch.where(is_held_TK, experts_TK - first, -1)
         parts_KTD = self._apply(x_TD, here_TK, weights_TK)
         if shard.group is None:
             return parts_KTD
