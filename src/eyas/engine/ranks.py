@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 import torch
 
-import eyas
 from eyas.config import EngineConfig
 from eyas.layers.exchanged_experts import exchange_bytes
 from eyas.models import ModelSpec
@@ -63,7 +63,7 @@ def meeting_of(config: EngineConfig, rank: int, place: str) -> Meeting:
     """Return where a rank meets the others, and what it must have in common with them."""
     parallel, model = config.parallel, config.model
     terms = {
-        "the version of eyas": eyas.__version__,
+        "the version of eyas": _installed_version(),
         "the version of torch": torch.__version__.partition("+")[0],
         "parallel.dp": parallel.dp,
         "parallel.ep": parallel.divides_by_expert,
@@ -80,6 +80,13 @@ def meeting_of(config: EngineConfig, rank: int, place: str) -> Meeting:
         parallel.timeout_seconds,
         {name: str(value) for name, value in terms.items()},
     )
+
+
+def _installed_version() -> str:
+    try:
+        return version("eyas")
+    except PackageNotFoundError:
+        return "a source tree"
 
 
 class Ranks:

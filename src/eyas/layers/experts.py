@@ -11,6 +11,7 @@ expert.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -357,8 +358,9 @@ class MixtureOfExperts:
                 layouts=within(layouts, "experts"),
                 shard=of_experts,
             )
+        self._exchanged: ExchangedExperts | None = None
         if shard.by_sequence:
-            self._experts = ExchangedExperts(self._experts, spec.num_experts, shard)
+            self._exchanged = ExchangedExperts(self._experts, spec.num_experts, shard)
         self._shared: GatedMlp | None = None
         if spec.shared_size:
             self._shared = GatedMlp(
@@ -405,10 +407,16 @@ class MixtureOfExperts:
         if self._shared is not None:
             self._shared.seal()
 
-    def __call__(self, x_TD: torch.Tensor, tokens_T: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        x_TD: torch.Tensor,
+        tokens_T: torch.Tensor | None = None,
+        rank_rows: Sequence[int] = (),
+    ) -> torch.Tensor:
         """Return the parts of the block's output, float32 [Z, T, D], for an input [T, D].
 
-        tokens_T: ids of the rows' tokens, needed where a table names the experts.
+        tokens_T: ids of the rows' tokens, needed where a table names the experts. rank_rows: number of
+        rows that each rank has, where these are of its own sequences.
 
         The shared expert's come first: their sum is then the same whether its product returned several
         parts or, for many rows, has added them itself. The chosen experts' follow.
@@ -423,7 +431,10 @@ class MixtureOfExperts:
         experts_TK, weights_TK = route(
             scores[..., :num_experts], self._bias_E, self._correction_E, routing, fixed_TK
         )
-        parts = self._experts(x_TD, experts_TK, weights_TK)
+        if self._exchanged is not None:
+            parts = self._exchanged(x_TD, experts_TK, weights_TK, rank_rows)
+        else:
+            parts = self._experts(x_TD, experts_TK, weights_TK)
         if self._shared is None:
             return parts
         shared = self._shared(x_TD).float()

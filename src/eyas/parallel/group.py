@@ -10,7 +10,7 @@ Does not know: what is sent, how ranks are started.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -139,13 +139,21 @@ class Group:
         self._run(lambda: self._exchanges._allgather_base(gathered.flatten(), x.flatten(), options))
         return gathered
 
-    def all_to_all(self, x_N: torch.Tensor) -> torch.Tensor:
-        """Send `x_N[r]` to rank r; return what the ranks have sent to this one [N, ...]."""
-        x_N = x_N.contiguous()
-        received_N = torch.empty_like(x_N)
+    def all_to_all(
+        self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]
+    ) -> torch.Tensor:
+        """Send each rank some rows of `x`, in order of rank; return those of the ranks for this one.
+
+        x: [sum(sent), ...]. sent: how many for each rank. received: how many from each rank, as these
+        know it.
+        """
+        x = x.contiguous()
+        found = x.new_empty((sum(received), *x.shape[1:]))
         options = _options(dist.AllToAllOptions)
-        self._run(lambda: self._exchanges.alltoall_base(received_N, x_N, [], [], options))
-        return received_N
+        self._run(
+            lambda: self._exchanges.alltoall_base(found, x, list(received), list(sent), options)
+        )
+        return found
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
         """Return the tensors of all ranks [N, ...] on rank 0, and None elsewhere."""
@@ -250,7 +258,7 @@ def _agree(store: dist.Store, meeting: Meeting, device: torch.device) -> None:
     """Wait for all ranks. Raises ValueError if one has other terms than rank 0, which it names."""
     rank, size = meeting.rank, meeting.size
     mine = {"the number of ranks": f"{size}", "the device": device.type, **meeting.terms}
-    store.set(f"{rank}", msgspec.json.encode(mine))
+    store.set(f"{rank}", msgspec.json.encode(mine).decode())
     for other in range(1, size) if rank == 0 else (0,):
         theirs = msgspec.json.decode(store.get(f"{other}"), type=dict[str, str])
         for name in sorted(mine.keys() | theirs.keys()):
