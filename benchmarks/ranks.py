@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import psutil
 
-from replicas import SERVE, free_port, load_with_kills, wait_for
+from replicas import SERVE, free_port, load_with_kills, report, wait_for
 
 OPTIONS = (
     "--device",
@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--tp", type=int, default=2)
+    parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # end the server first
     port = free_port()
@@ -98,7 +99,7 @@ def main() -> None:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
-    print(json.dumps({"kills": asked.kills, "clients": asked.clients, "saw": seen}, indent=1))
+    report({"ranks": asked.tp, **seen}, asked.output)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -22,9 +23,12 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
+
+from eyas.verify.machine import describe_run, write_result
 
 SERVE = (sys.executable, "-c", "from eyas.cli import main; main()", "serve", "--threads", "1")
 OPTIONS = ("--stall-timeout", "300", "--log-level", "warning")
@@ -256,22 +260,37 @@ async def load_with_kills(
     before: float = 2.0,
     after: float = 0.0,
 ) -> dict[str, Any]:
-    """Return what clients see while something is killed `count` times.
+    """Return what clients see while something is killed `count` times, and the machine's load.
 
     kill: kills the i-th time, and waits for a successor.
     before: seconds before each kill. after: seconds after the last one.
     """
     ends = asyncio.Event()
     running = asyncio.create_task(load(url, num_clients, ends))
+    loads: list[float] = []
     try:
         for i in range(count):
             await asyncio.sleep(before)
+            loads.append(round(os.getloadavg()[0], 1))
             await asyncio.to_thread(kill, i)
             print(f"killed {i + 1} of {count}", file=sys.stderr, flush=True)
         await asyncio.sleep(after)
     finally:
         ends.set()
-    return await running
+    return {
+        "kills": count,
+        "clients": num_clients,
+        "load_average": {"least": min(loads), "most": max(loads)},
+        "saw": await running,
+    }
+
+
+def report(result: dict[str, Any], output: Path | None) -> None:
+    """Print a result, and write it with its command and machine if `output` is given."""
+    result = describe_run([f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]) | result
+    print(json.dumps(result, indent=1))
+    if output is not None:
+        write_result(result, output)
 
 
 def replace_server(url: str, server: EyasServer) -> None:
@@ -288,10 +307,9 @@ def kills(smg: str, count: int, num_clients: int) -> dict[str, Any]:
     with servers(2) as pair:
         options = ("--policy", "cache_aware", "--cb-timeout-duration-secs", "2")
         with router(smg, [server.url for server in pair], *options) as url:
-            seen = asyncio.run(
+            return asyncio.run(
                 load_with_kills(url, num_clients, count, lambda i: replace_server(url, pair[i % 2]))
             )
-    return {"kills": count, "clients": num_clients, "saw": seen}
 
 
 def main() -> None:
@@ -302,6 +320,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--sessions", type=int, default=15)
     parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # end the servers first
     version = subprocess.run(
@@ -313,7 +332,7 @@ def main() -> None:
         result = affinity(asked.smg, asked.sessions, asked.turns)
     else:
         result = kills(asked.smg, asked.kills, asked.clients)
-    print(json.dumps({"smg": version, **result}, indent=1))
+    report({"smg": version, **result}, asked.output)
 
 
 if __name__ == "__main__":

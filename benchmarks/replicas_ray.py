@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,7 +20,7 @@ import ray
 from ray import serve
 
 from eyas.deploy.ray import app
-from replicas import load_with_kills
+from replicas import load_with_kills, report
 
 PORT = 8124
 WAIT_SECONDS = 300
@@ -55,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})
@@ -67,7 +68,7 @@ def main() -> None:
     finally:
         serve.shutdown()
         ray.shutdown()
-    print(json.dumps({"ray": ray.__version__, "kills": asked.kills, "saw": seen}, indent=1))
+    report({"ray": ray.__version__, **seen}, asked.output)
 
 
 if __name__ == "__main__":

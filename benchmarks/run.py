@@ -69,6 +69,12 @@ COMMANDS: dict[str, list[str]] = {
     ],
 }
 """Name of the result -> command."""
+KILLS: dict[str, list[str]] = {
+    "kills_ranks": ["benchmarks/ranks.py", "--kills", "20"],
+    "kills_ray": ["benchmarks/replicas_ray.py", "--kills", "20"],
+}
+"""The same, run by name alone: processes that are killed under load. For "kills_ray" run this script
+with the Python of an environment that has Ray (.venv-ray after `make ray`)."""
 CHAIN_OF_5 = ("--draft-steps", "5", "--draft-topk", "1")
 TREE_OF_32 = ("--draft-steps", "5", "--draft-topk", "8", "--draft-nodes", "32")
 SHAPE = ("bench", "decode", "--shape", "llama-3.1-8b", "--dummy-weights", "--profile")
@@ -142,17 +148,18 @@ ON_GPU |= {
         *("--tokenizer", "QWEN3", "--schemas", "SCHEMAS", "--drafter", "eagle3", *CHAIN_OF_5),
     ],
 }
+ALL = COMMANDS | KILLS | ON_GPU
 
 
 def as_text(name: str) -> str:
     """Return the command of a measurement without its output, as results include it."""
-    command = (COMMANDS | ON_GPU)[name]
+    command = ALL[name]
     return " ".join(command if command[0].endswith(".py") else ["eyas", *command])
 
 
 def as_arguments(name: str, folders: Mapping[str, Path | None], output: Path) -> list[str] | None:
     """Return the arguments of a measurement; None where a directory that it needs was not given."""
-    command = (COMMANDS | ON_GPU)[name]
+    command = ALL[name]
     if any(folders.get(word, word) is None for word in command):
         return None
     words = [*(str(folders.get(word, word)) for word in command), "--output", str(output)]
@@ -165,13 +172,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(COMMANDS | ON_GPU))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ALL))
     parser.add_argument("--gpu", action="store_true", help="all that need an H200")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--schemas", type=Path)
     chosen = parser.parse_args(arguments)
-    if unknown := set(chosen.names) - set(COMMANDS | ON_GPU):
+    if unknown := set(chosen.names) - set(ALL):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     folders = {"QWEN3": chosen.tokenizer, "SCHEMAS": chosen.schemas}
     status = 0

@@ -364,8 +364,12 @@ def _check_parallel(parallel: ParallelConfig, device: str) -> None:
         )
     if parallel.address is not None:
         host, _, port = parallel.address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"parallel.address: HOST:PORT, not {parallel.address!r}")
+        is_host = bool(host) and (":" not in host or (host[0], host[-1]) == ("[", "]"))
+        if not is_host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(
+                f"parallel.address: HOST:PORT, with an IPv6 address in brackets, not "
+                f"{parallel.address!r}"
+            )
     if ranks > 1 and device not in ("auto", "cpu", "cuda"):
         option = "parallel.dp" if parallel.divides_sequences else "parallel.tp"
         raise ValueError(

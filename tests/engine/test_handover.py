@@ -161,6 +161,38 @@ def test_a_prefill_server_that_fails_ends_the_request_and_no_other(
     pair.decode.settle()
 
 
+def test_rows_that_may_have_changed_meanwhile_are_not_taken() -> None:
+    """The prefill server lets a prompt go before it hears that all of it has arrived."""
+    with new_pair(SETTING, root) as pair:
+        memory = pair.decode.engine._memory
+        size = (len(PROMPT) - 1) * sum(rows.shape[1] for rows in memory.groups[0])
+
+        def lets_go(link: Link, connection: socket.socket) -> None:
+            link.send(Grant(0))
+            link.send_bytes(memoryview(bytes(size)))
+            assert isinstance(link.receive(), Done)
+
+        with listening(lets_go) as handle:
+            code, _ = ended(pair, msgspec.structs.replace(asked(), kv_handle=handle))
+        assert code == "kv_unavailable"
+        answers, _ = pair.decode.run([asked()])
+        assert answers == run(new_engine(SETTING), [asked()])
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_a_prefill_server_is_asked_over_ipv6_and_lets_its_port_go() -> None:
+    config = HandoverConfig(role="prefill", host="::1")
+    engine = HandoverEngine(new_engine(SETTING), config)
+    assert engine._server is not None
+    address = ("::1", engine._server.port)
+    socket.create_connection(address).close()
+    engine.shutdown()
+    again = HandoverEngine(new_engine(SETTING), msgspec.structs.replace(config, port=address[1]))
+    again.shutdown()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
+
+
 def test_others_go_on_while_a_link_is_slow_and_its_end_can_be_told(pair: Pair) -> None:
     go_on = threading.Event()
     with listening(lambda link, connection: (go_on.wait(60), None)[1]) as handle:

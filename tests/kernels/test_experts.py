@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -200,6 +201,38 @@ def test_kernels_apply_experts_as_torch_does(
         expected_KTD = apply_experts.by_torch(*arguments)
         assert found_KTD.dtype == torch.float32 and found_KTD.shape == (3, num_rows, hidden)
         torch.testing.assert_close(found_KTD, expected_KTD, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_rows", [5, 40, MAX_TILED // 3 + 1])
+def test_experts_that_another_rank_holds_are_not_run(
+    num_rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are -1 here; what the held ones give is unchanged."""
+    if 3 * num_rows <= MAX_TILED:
+        take_kernels(monkeypatch, tile_operation)
+    new_empty = torch.Tensor.new_empty
+
+    def new_unwritten(x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        new = new_empty(x, *arguments, **options)
+        return new.fill_(torch.nan) if new.is_floating_point() else new
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_unwritten)
+    *weights, _, _ = weights_of(8, 64, 48, torch.float32, device)
+    x_TD = torch.randn(num_rows, 64, device=device)
+    experts_TK = random_choice(num_rows, 8, 3, device)
+    weights_TK = torch.rand(num_rows, 3, device=device)
+    is_held_TK = experts_TK >= 4
+    held_TK = torch.where(is_held_TK, experts_TK - 4, -1).int()
+    of_rank = tuple(weight[4:] for weight in weights)
+    tiles, _ = tile_operation(held_TK, 4, 16)
+    assert int((tiles >= 0).sum()) == sum(
+        -(-int((held_TK == expert).sum()) // 16) for expert in range(4)
+    )
+    for body in (apply_experts.by_kernel, apply_experts.by_torch):
+        all_KTD = body(x_TD, experts_TK, weights_TK, *weights, None, None, "silu")
+        found_KTD = body(x_TD, held_TK, weights_TK, *of_rank, None, None, "silu")
+        torch.testing.assert_close(found_KTD[is_held_TK.t()], all_KTD[is_held_TK.t()])
+        assert found_KTD[~is_held_TK.t()].isnan().all()
 
 
 def test_a_row_has_the_same_bits_in_any_call_and_tile(

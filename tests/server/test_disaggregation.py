@@ -126,6 +126,8 @@ def test_a_pair_refuses_what_it_cannot_hand_over(pair: tuple[str, str], live_url
 
     assert code(live_url) == (400, "kv_handle_invalid")
     assert code(decode, remote_request_id="0" * 32) == (400, "kv_handle_invalid")
+    for command in ("\r\nFLUSHALL\r\n", "room 1", "A" * 32):  # for whoever listens at remote_port
+        assert code(decode, remote_request_id=command) == (400, "invalid_value")
     assert code(decode, remote_host="10.9.8.7") == (400, "kv_handle_invalid")
     assert code(decode, remote_port=0) == (400, "invalid_value")
     assert httpx.post(

@@ -177,7 +177,8 @@ def torchrun_settings(environment: Mapping[str, str], num_ranks: int) -> dict[st
 
     Raises ValueError if it has started another number of processes than --tp or --dp.
     """
-    if num_ranks == 1 or "TORCHELASTIC_RUN_ID" not in environment:
+    names = ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+    if num_ranks == 1 or any(name not in environment for name in names):
         return {}
     started = int(environment["WORLD_SIZE"])
     if started != num_ranks:

@@ -33,11 +33,11 @@ from eyas.engine.load import (
     open_files,
     open_hardware,
 )
-from eyas.engine.ranks import exchanged_bytes, shard_of
+from eyas.engine.ranks import exchanged_bytes, meeting_of, shard_of
 from eyas.engine.worker import read_line
 from eyas.models import Decoder, ModelSpec
 from eyas.models.sharding import of_rank
-from eyas.parallel.group import Meeting, meet
+from eyas.parallel.group import meet
 from eyas.parallel.lost import GroupLost
 from eyas.parallel.shard import Shard
 from eyas.runner.device import Device, cache_budget
@@ -104,9 +104,7 @@ def follow(setup: wire.RankSetup, load: LoadModel) -> None:
     """Meet the other ranks, load this rank's part of the model, and run what rank 0 announces."""
     config = setup.config
     hardware = open_hardware(config, setup.local_rank)
-    parallel = config.parallel
-    meeting = Meeting(setup.rank, parallel.num_ranks, setup.place, parallel.timeout_seconds)
-    group = meet(meeting, hardware.device)
+    group = meet(meeting_of(config, setup.rank, setup.place), hardware.device)
     shard = replace(shard_of(config, hardware.device, group.rank), group=group)
     model, kv_scales = load(config, hardware, shard)
     local, dtype = of_rank(model.spec, shard), model.dtype

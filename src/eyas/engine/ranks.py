@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 import torch
@@ -58,6 +59,36 @@ def exchanged_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     )
 
 
+def meeting_of(config: EngineConfig, rank: int, place: str) -> Meeting:
+    """Return where a rank meets the others, and what it must have in common with them."""
+    parallel, model = config.parallel, config.model
+    terms = {
+        "the version of eyas": _installed_version(),
+        "the version of torch": torch.__version__.partition("+")[0],
+        "parallel.dp": parallel.dp,
+        "parallel.ep": parallel.divides_by_expert,
+        "parallel.exact_across_tp": parallel.exact_across_tp,
+        "model.dtype": model.dtype,
+        "model.max_model_len": model.max_model_len,
+        "cache.dtype": config.cache.dtype,
+        "device.exact": config.device.exact,
+    }
+    return Meeting(
+        rank,
+        parallel.num_ranks,
+        place,
+        parallel.timeout_seconds,
+        {name: str(value) for name, value in terms.items()},
+    )
+
+
+def _installed_version() -> str:
+    try:
+        return version("eyas")
+    except PackageNotFoundError:
+        return "a source tree"
+
+
 class Ranks:
     """The other ranks of an engine.
 
@@ -73,7 +104,8 @@ class Ranks:
     ) -> None:
         """Start the other ranks of this machine, and meet all of them.
 
-        directory: of the model. command: as `RankProcesses`. Raises GroupLost if a rank does not come.
+        directory: of the model. command: as `RankProcesses`. Raises GroupLost if a rank does not come,
+        and ValueError if one was started with other settings.
         """
         self._place = None if config.parallel.num_nodes > 1 else PrivatePlace()
         self._processes: RankProcesses | None = None
@@ -86,8 +118,7 @@ class Ranks:
             here = msgspec.structs.replace(config.model, path=directory, offline=True)
             found = msgspec.structs.replace(config, model=here)
             self._processes = RankProcesses(found, where, command)
-            meeting = Meeting(0, config.parallel.num_ranks, where, config.parallel.timeout_seconds)
-            self._group = self._meet(meeting, hardware.device)
+            self._group = self._meet(meeting_of(config, 0, where), hardware.device)
         except BaseException:
             self.close()
             raise

@@ -136,7 +136,7 @@ def expert_product_kernel(
         expert, other, is_alike, place, before = place_among(
             tile_expert_P, tile_index, num_assigned, BLOCK_FEW
         )
-        if before % BLOCK_ROWS != 0:
+        if (before % BLOCK_ROWS != 0) | (expert < 0):
             return
         is_here = is_alike[:, None] & (place[:, None] == column_X[None, :])
         assigned_X = tl.sum(tl.where(is_here, other[:, None] + 1, 0), 0) - 1

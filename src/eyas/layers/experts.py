@@ -11,6 +11,7 @@ of scores or of shared experts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -306,7 +307,7 @@ class StackedExperts:
             return shard.completed(self._apply(x_TD, experts_TK, weights_TK))
         ((first, stop),) = self._held.ranges
         is_held_TK = (experts_TK >= first) & (experts_TK < stop)
-        here_TK = torch.where(is_held_TK, experts_TK - first, 0)
+        here_TK = torch.where(is_held_TK, experts_TK - first, -1)
         parts_KTD = self._apply(x_TD, here_TK, weights_TK)
         if shard.group is None:
             return parts_KTD
@@ -396,8 +397,9 @@ class MixtureOfExperts:
                 layouts=within(layouts, "experts"),
                 shard=of_experts,
             )
+        self._exchanged: ExchangedExperts | None = None
         if shard.by_sequence:
-            self._experts = ExchangedExperts(self._experts, spec.num_experts, shard)
+            self._exchanged = ExchangedExperts(self._experts, spec.num_experts, shard)
         self._shared: GatedMlp | None = None
         if spec.shared_size and not num_shared:
             self._shared = GatedMlp(
@@ -444,10 +446,16 @@ class MixtureOfExperts:
         if self._shared is not None:
             self._shared.seal()
 
-    def __call__(self, x_TD: torch.Tensor, tokens_T: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        x_TD: torch.Tensor,
+        tokens_T: torch.Tensor | None = None,
+        rank_rows: Sequence[int] = (),
+    ) -> torch.Tensor:
         """Return the parts of the block's output, float32 [Z, T, D], for an input [T, D].
 
-        tokens_T: ids of the rows' tokens, needed where a table names the experts.
+        tokens_T: ids of the rows' tokens, needed where a table names the experts. rank_rows: number of
+        rows that each rank has, where these are of its own sequences.
 
         The shared expert's come first: the sum of a block of its own is then the same whether its
         product returned several parts or, for many rows, has added them itself. The chosen experts'
@@ -463,7 +471,10 @@ class MixtureOfExperts:
         experts_TK, weights_TK = route(
             scores[..., :num_logits], self._bias_E, self._correction_E, self._routing, fixed_TK
         )
-        parts = self._experts(x_TD, experts_TK, weights_TK)
+        if self._exchanged is not None:
+            parts = self._exchanged(x_TD, experts_TK, weights_TK, rank_rows)
+        else:
+            parts = self._experts(x_TD, experts_TK, weights_TK)
         if self._shared is None:
             return parts
         shared = self._shared(x_TD).float()

@@ -142,11 +142,13 @@ class DecoderLayer:
         angles: Angles,
         attend: Attend,
         input_TI: torch.Tensor | None = None,
+        rank_rows: Sequence[int] = (),
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Run the layer, leaving the sum of its feed-forward block to the next norm of the stream.
 
         parts: the output of the layer before, as parts of a sum that are not yet added to `stream_TD`.
-        input_TI: the input of attention; None is the (normalised) stream.
+        input_TI: the input of attention; None is the (normalised) stream. rank_rows: as in
+        `Decoder.forward`.
         Returns the stream at the layer's input, with `parts` added [T, D]; the stream after attention
         [T, D]; and the parts of the feed-forward output, not yet added.
         """
@@ -163,7 +165,10 @@ class DecoderLayer:
             after_TD, normed_TD = self._mlp_norm.add(stream_TD, attended)
         else:
             after_TD = normed_TD = added(stream_TD, attended)
-        parts = self._mlp(normed_TD)
+        if isinstance(self._mlp, MixtureOfExperts):
+            parts = self._mlp(normed_TD, rank_rows=rank_rows)
+        else:
+            parts = self._mlp(normed_TD)
         if self._mlp_output_norm is not None:
             parts = self._mlp_output_norm.of_parts(parts)
         return stream_TD, after_TD, parts
@@ -336,6 +341,7 @@ class Decoder:
         positions_T: torch.Tensor,
         attend: Attend,
         taps: Sequence[int] = (),
+        rank_rows: Sequence[int] = (),
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run all layers.
 
@@ -343,6 +349,8 @@ class Decoder:
         `order.pad` returns. attend: stores keys and values, and computes attention.
         taps: numbers of layers after which to return the residual stream; 0 is the embedding, the
         number of layers plus 1 is the output of the final norm.
+        rank_rows: number of rows that each rank has, padding excluded, where ranks have rows of their
+        own.
         Returns the output of the final norm [T, D], and a tensor for each of `taps`, in order: [T, D],
         or [T, M * D] of a model with M residual streams, its final norm excepted.
         """
@@ -352,7 +360,7 @@ class Decoder:
         if self._window_rope is not None:
             window_angles = self._window_rope.at(positions_T)
         of_layers = [angles if window is None else window_angles for window in self.spec.windows]
-        normed_TD, streams = self._run(tokens_T, of_layers, attend, taps)
+        normed_TD, streams = self._run(tokens_T, of_layers, attend, taps, rank_rows)
         streams[len(self._layers) + 1] = normed_TD
         return normed_TD, [streams[tap] for tap in taps]
 
@@ -362,16 +370,19 @@ class Decoder:
         of_layers: Sequence[Angles],
         attend: Attend,
         taps: Sequence[int],
+        rank_rows: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Return the output of the final norm, and the residual stream after the layers in `taps`.
 
-        of_layers: the angles of each layer.
+        of_layers: the angles of each layer. rank_rows: as in `forward`.
         """
         stream_TD, parts = self.embedding(tokens_T), None
         streams: dict[int, torch.Tensor] = {}
         for depth, (layer, angles) in enumerate(zip(self._layers, of_layers, strict=True)):
             assert isinstance(layer, DecoderLayer)
-            before_TD, stream_TD, parts = layer(stream_TD, parts, angles, attend)
+            before_TD, stream_TD, parts = layer(
+                stream_TD, parts, angles, attend, rank_rows=rank_rows
+            )
             if depth in taps:
                 streams[depth] = before_TD
         stream_TD, normed_TD = self._norm.add(stream_TD, parts)

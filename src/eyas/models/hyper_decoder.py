@@ -178,8 +178,9 @@ class HyperDecoder(Decoder):
         of_layers: Sequence[Angles],
         attend: Attend,
         taps: Sequence[int],
+        rank_rows: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        assert self.spec.hyper is not None
+        assert self.spec.hyper is not None and not rank_rows, "ranks do not divide these models"
         streams_TMD = self.embedding(tokens_T).unsqueeze(1)
         streams_TMD = streams_TMD.repeat(1, self.spec.hyper.num_streams, 1)
         tapped: dict[int, torch.Tensor] = {}

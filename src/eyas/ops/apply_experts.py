@@ -34,7 +34,8 @@ def apply_experts(
 ) -> torch.Tensor:
     """Return weight x down(activation(gate(x)) * up(x)) of every chosen expert, float32 [K, T, D].
 
-    experts_TK: int32. weights_TK: float32. Biases: of all products, or None.
+    experts_TK: int32; -1 is none, whose result may be anything. weights_TK: float32. Biases: of all
+    products, or None.
     """
 
     def run(expert: int, x_nD: torch.Tensor) -> torch.Tensor:
@@ -81,7 +82,7 @@ def by_expert(
 ) -> torch.Tensor:
     """Return the weighted results of every chosen expert, float32 [K, T, D], one expert after another.
 
-    run: an expert's result [n, D] for its rows [n, D].
+    experts_TK: as in `apply_experts`. run: an expert's result [n, D] for its rows [n, D].
     """
     num_chosen = experts_TK.shape[1]
     out_KTD = x_TD.new_empty((num_chosen, *x_TD.shape), dtype=torch.float32)
@@ -90,8 +91,10 @@ def by_expert(
     start = 0
     for expert, count in zip(found.tolist(), counts.tolist(), strict=True):
         chosen_n = order_N[start : start + count]
+        start += count
+        if expert < 0:
+            continue
         row_n, rank_n = chosen_n // num_chosen, chosen_n % num_chosen
         result_nD = run(expert, x_TD[row_n]).float()
         out_KTD[rank_n, row_n] = result_nD * weights_TK[row_n, rank_n].unsqueeze(1)
-        start += count
     return out_KTD

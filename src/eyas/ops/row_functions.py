@@ -1,11 +1,11 @@
-"""Functions of single numbers whose results on a CPU do not depend on the numbers around them.
+"""Functions of single numbers whose results on a CPU do not depend on the rows around them.
 
 torch's CPU kernels use vector code for most numbers and scalar code for the last few of each run, and
-the two differ in the last bit of an exponential. Here every row is a run of its own, at an aligned
-address and padded to what one turn of the vector code takes, and torch gets so few numbers at once that
-it does not split them between threads.
+the two differ in the last bit of an exponential. Here every row is a run of its own, padded to whole
+steps of the vector code, and torch gets so few numbers at once that it does not split them between
+threads.
 
-Promises: a number has the same bits in any call, row and column, also where ranks have fewer columns.
+Promises: a number has the same result in any row and column of any call.
 Does not know: what the numbers are.
 
 Legend: L rows, X numbers of a row.
@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import torch
 
-ALIGNED = 32
-"""Float32 numbers of one turn of torch's vector code: two vectors, of 16 numbers with AVX-512."""
+STEP = 32
+"""Float32 numbers that vector code takes at a time: two vectors, of 16 numbers with AVX-512."""
 SERIAL = 1024
 """torch runs these functions on one thread up to so many numbers; some only up to 2048."""
 
@@ -64,8 +64,8 @@ def _by_row(function: Callable[..., torch.Tensor], x_LX: torch.Tensor) -> torch.
     num_rows, width = x_LX.shape
     if width > SERIAL:  # cut at the same columns in every call
         return torch.cat([_by_row(function, part) for part in x_LX.split(SERIAL, 1)], 1)
-    padded = -(-width // ALIGNED) * ALIGNED
-    apart = x_LX.new_zeros((num_rows, padded + ALIGNED))[:, :padded]  # rows that touch are one run
+    padded = -(-width // STEP) * STEP
+    apart = x_LX.new_zeros((num_rows, padded + STEP))[:, :padded]  # rows that touch are one run
     apart[:, :width] = x_LX
     for piece in apart.split(max(1, SERIAL // padded)):
         function(piece, out=piece)

@@ -20,7 +20,8 @@ def tile_experts(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the expert of each tile int32 [P], and the tile's assignments int32 [P, X].
 
-    experts_TK: the experts of each row. An assignment's number is its place in experts_TK, row by row.
+    experts_TK: the experts of each row; -1 is none, and its assignment is in no tile. An assignment's
+    number is its place in experts_TK, row by row.
     tile_rows: X. A tile that is not used has expert -1; of a tile's assignments those that are not used
     come last and are -1.
     """

@@ -2,22 +2,25 @@
 
 Promises: an explicit object; torch's default group is not used. A call that fails, because a rank has
 ended or does not answer in time, raises GroupLost, and so does every later call: ranks that are out of
-step never exchange numbers. Nothing is pickled.
+step never exchange numbers. The same holds after an exception from elsewhere, as from Ctrl-C. Nothing
+is pickled. Sockets listen at one address of this machine: that of rank 0, or the one that reaches it.
 Does not know: what is sent, how ranks are started.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
+from eyas.parallel.addresses import Address, listen, own_address
 from eyas.parallel.lost import GroupLost
 
 FRAME = 1024
@@ -35,18 +38,25 @@ class Meeting:
 
     rank, size: of the group. place: "host:port", where rank 0 listens, or the path of a file in a
     folder of the user's own, where all ranks are on one machine. timeout_seconds: how long an exchange
-    may take.
+    may take. terms: names and values of what all ranks must have in common.
     """
 
     rank: int
     size: int
     place: str
     timeout_seconds: float
+    terms: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_local(self) -> bool:
         """Whether all ranks are on one machine."""
         return self.place.startswith("/")
+
+    @property
+    def address(self) -> Address:
+        """Host and port of the place. An IPv6 address stands in brackets there."""
+        host, _, port = self.place.rpartition(":")
+        return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class Exchanges(Protocol):
@@ -129,13 +139,21 @@ class Group:
         self._run(lambda: self._exchanges._allgather_base(gathered.flatten(), x.flatten(), options))
         return gathered
 
-    def all_to_all(self, x_N: torch.Tensor) -> torch.Tensor:
-        """Send `x_N[r]` to rank r; return what the ranks have sent to this one [N, ...]."""
-        x_N = x_N.contiguous()
-        received_N = torch.empty_like(x_N)
+    def all_to_all(
+        self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]
+    ) -> torch.Tensor:
+        """Send each rank some rows of `x`, in order of rank; return those of the ranks for this one.
+
+        x: [sum(sent), ...]. sent: how many for each rank. received: how many from each rank, as these
+        know it.
+        """
+        x = x.contiguous()
+        found = x.new_empty((sum(received), *x.shape[1:]))
         options = _options(dist.AllToAllOptions)
-        self._run(lambda: self._exchanges.alltoall_base(received_N, x_N, [], [], options))
-        return received_N
+        self._run(
+            lambda: self._exchanges.alltoall_base(found, x, list(received), list(sent), options)
+        )
+        return found
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
         """Return the tensors of all ranks [N, ...] on rank 0, and None elsewhere."""
@@ -166,10 +184,10 @@ class Group:
         room = FRAME - LENGTH_BYTES
         first = length + message[:room]
         frame[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
-        self._run(lambda: self._messages.broadcast([frame], _options(dist.BroadcastOptions)))
+        parts = [frame]
         if len(message) > room:
-            rest = torch.frombuffer(bytearray(message[room:]), dtype=torch.uint8)
-            self._run(lambda: self._messages.broadcast([rest], _options(dist.BroadcastOptions)))
+            parts.append(torch.frombuffer(bytearray(message[room:]), dtype=torch.uint8))
+        self._run(lambda: self._send(parts))
 
     def receive(self) -> bytes:
         """Return the next message of rank 0, however long it takes."""
@@ -184,6 +202,12 @@ class Group:
             message += rest.numpy().tobytes()
         return message
 
+    def _send(self, parts: list[torch.Tensor]) -> None:
+        for part in parts:
+            work = self._messages.broadcast([part], _options(dist.BroadcastOptions))
+            assert work is not None, "messages are exchanged between hosts"
+            work.wait()
+
     def _run(self, begin: Callable[[], dist.Work | None]) -> None:
         self.check()
         try:
@@ -192,6 +216,9 @@ class Group:
         except RuntimeError as error:  # torch's: a peer is gone, or time is up
             self.give_up(_first_sentence(error))
             self.check()
+        except BaseException as error:  # of a user who does not wait for the end
+            self.give_up(f"an exchange was interrupted ({type(error).__name__})")
+            raise
 
 
 def _options(kind: type[Any]) -> Any:
@@ -205,11 +232,13 @@ def _options(kind: type[Any]) -> Any:
 
 
 def meet(meeting: Meeting, device: torch.device) -> Group:
-    """Return the group, once all ranks have come. Raises GroupLost if one does not come in time."""
+    """Return the group, once all ranks have come. Raises GroupLost if one does not come in time, and
+    ValueError if ranks differ in the terms."""
     rank, size = meeting.rank, meeting.size
     limit = timedelta(seconds=meeting.timeout_seconds)
     try:
         store = _store(meeting)
+        _agree(dist.PrefixStore("terms", store), meeting, device)
         # That a rank has ended is noticed; messages themselves may be days apart.
         forever = timedelta(days=DAYS_WITHOUT_MESSAGES)
         messages = _gloo(dist.PrefixStore("messages", store), meeting, forever)
@@ -217,7 +246,7 @@ def meet(meeting: Meeting, device: torch.device) -> Group:
             exchanges = _gloo(dist.PrefixStore("exchanges", store), meeting, limit)
         else:
             exchanges = _nccl(dist.PrefixStore("exchanges", store), meeting, limit)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise GroupLost(
             f"rank {rank} of {size} did not meet the others at {meeting.place}: "
             f"{_first_sentence(error)}"
@@ -225,7 +254,22 @@ def meet(meeting: Meeting, device: torch.device) -> Group:
     return Group(rank, size, messages, exchanges, is_on_gpu=device.type != "cpu")
 
 
-def _first_sentence(error: RuntimeError) -> str:
+def _agree(store: dist.Store, meeting: Meeting, device: torch.device) -> None:
+    """Wait for all ranks. Raises ValueError if one has other terms than rank 0, which it names."""
+    rank, size = meeting.rank, meeting.size
+    mine = {"the number of ranks": f"{size}", "the device": device.type, **meeting.terms}
+    store.set(f"{rank}", msgspec.json.encode(mine).decode())
+    for other in range(1, size) if rank == 0 else (0,):
+        theirs = msgspec.json.decode(store.get(f"{other}"), type=dict[str, str])
+        for name in sorted(mine.keys() | theirs.keys()):
+            if mine.get(name) != theirs.get(name):
+                raise ValueError(
+                    f"parallel: rank {rank} has {mine.get(name)} as {name}, rank {other} has "
+                    f"{theirs.get(name)}; start all ranks with the same versions and settings"
+                )
+
+
+def _first_sentence(error: Exception) -> str:
     """Return what torch says happened, without the place in its source and its advice."""
     text = re.sub(r"^\[[^]]*\]\s*", "", str(error).partition("\n")[0])
     return re.split(r"\. (?=[A-Z])", text)[0]
@@ -237,20 +281,29 @@ def _store(meeting: Meeting) -> dist.Store:
         store: dist.Store = dist.FileStore(meeting.place, meeting.size)
         store.set_timeout(limit)
         return store
-    host, _, port = meeting.place.rpartition(":")
-    is_first = meeting.rank == 0
-    return dist.TCPStore(host, int(port), meeting.size, is_master=is_first, timeout=limit)
+    address, listener = meeting.address, None
+    if meeting.rank == 0:  # torch would listen at every address of the machine
+        listener = listen(address).detach()
+    return dist.TCPStore(
+        *address,
+        meeting.size,
+        is_master=listener is not None,
+        timeout=limit,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )
 
 
 def _gloo(store: dist.Store, meeting: Meeting, limit: timedelta) -> Exchanges:
-    """Return what exchanges tensors of the host; over the loopback on one machine."""
+    """Return what exchanges tensors of the host, once all ranks are connected."""
     gloo: Any = dist.ProcessGroupGloo
-    if not meeting.is_local:
-        return gloo(store, meeting.rank, meeting.size, limit)
+    own = LOOPBACK if meeting.is_local else own_address(meeting.address)
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=LOOPBACK)]
-    options._timeout = limit
-    return gloo(store, meeting.rank, meeting.size, options)
+    options._devices = [gloo.create_device(hostname=own)]
+    options._timeout = timedelta(seconds=MEET_SECONDS)
+    exchanges = gloo(store, meeting.rank, meeting.size, options)
+    exchanges._set_default_timeout(limit)
+    return exchanges
 
 
 def _nccl(store: dist.Store, meeting: Meeting, limit: timedelta) -> Exchanges:

@@ -79,8 +79,8 @@ class Leader:
             capture.number = self._num_captured
             self._num_captured += 1
             message = msgspec.structs.replace(message, capture=capture.number)
-        self._send(message)
         try:
+            self._send(message)
             flat = torch.cat([tensor.reshape(-1).to(torch.int64) for tensor in tensors])
             self._group.broadcast(flat)
             yield

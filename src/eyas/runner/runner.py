@@ -47,13 +47,11 @@ class PlannedRows:
     attend: Attend
 
 
-def plan_rows(
-    rows: ForwardRows, backend: AttentionBackend, order: RowOrder, least: int = 0
-) -> PlannedRows:
+def plan_rows(rows: ForwardRows, backend: AttentionBackend, order: RowOrder) -> PlannedRows:
     """Pad the rows of a forward pass to a count with a fixed reduction order, and plan its
-    attention. least: the least number of rows."""
+    attention."""
     tokens_T, positions_T, slots_T = rows.tokens_T, rows.positions_T, rows.write_slots_T
-    missing = order.pad(max(least, len(tokens_T))) - len(tokens_T)
+    missing = order.pad(len(tokens_T)) - len(tokens_T)
     if missing:
         tokens_T, positions_T = pad(tokens_T, (0, missing)), pad(positions_T, (0, missing))
         slots_T = pad(slots_T, (0, missing), value=NULL_SLOT)
@@ -122,9 +120,9 @@ class ModelRunner:
 
     def _forward(self, rows: ForwardRows, taps: tuple[int, ...]) -> Output:
         share = AllRows(rows) if self._sequences is None else self._sequences.own(rows)
-        planned = plan_rows(share.rows, self.backend, self.order, share.least)
+        planned = plan_rows(share.rows, self.backend, self.order)
         hidden_TD, tapped = self.model.forward(
-            planned.tokens_T, planned.positions_T, planned.attend, taps
+            planned.tokens_T, planned.positions_T, planned.attend, taps, share.rank_rows
         )
         if rows.logits_rows_R is not None:
             hidden_TD = share.everywhere(hidden_TD)

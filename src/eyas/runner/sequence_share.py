@@ -2,8 +2,7 @@
 
 Promises: every rank derives the same division from the same pass. Slots are numbered through all
 ranks: rank r has those from r * num_slots + 1 to (r + 1) * num_slots, and in its own tensors they begin
-with 1. All ranks run the same number of rows: a rank with fewer has padding, and one without any runs a
-row that reads and writes the null slot alone.
+with 1. A rank without rows runs one that reads and writes the null slot alone.
 Does not know: how a sequence gets its rank, models, how ranks exchange rows.
 
 Legend: T rows of the pass, t of a rank, B sequences of the pass, b of a rank, W nodes, L columns
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from eyas.attention.base import ContextRun, Layout, NodeGrid
 from eyas.cache.slots import NULL_SLOT
@@ -27,12 +27,13 @@ from eyas.transfer import send
 class AllRows:
     """The rows of a rank that runs all of them.
 
-    rows: to run. least: the number of rows to run, with padding.
+    rows: to run. rank_rows: number of rows of each rank; empty where ranks have no rows of their own.
     """
+
+    rank_rows: tuple[int, ...] = ()
 
     def __init__(self, rows: ForwardRows) -> None:
         self.rows = rows
-        self.least = len(rows.tokens_T)
 
     def everywhere(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return what belongs to the pass's rows, of what belongs to the rows that were run."""
@@ -40,11 +41,11 @@ class AllRows:
 
     def on_first(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the same without padding; on other ranks than the first it may be nothing."""
-        return x_TD[: self.least]
+        return x_TD[: len(self.rows.tokens_T)]
 
 
 class OwnRows:
-    """The rows of a rank's own sequences. rows, least: as `AllRows`."""
+    """The rows of a rank's own sequences. rows, rank_rows: as `AllRows`."""
 
     def __init__(self, rows: ForwardRows, num_slots: int, group: Group) -> None:
         self._group = group
@@ -52,7 +53,7 @@ class OwnRows:
         counts_B, ranks_B = _sequences(rows)
         owner_T = np.repeat(ranks_B, counts_B)
         self._rows_of = [np.flatnonzero(owner_T == rank) for rank in range(group.size)]
-        self.least = max(1, *(len(own) for own in self._rows_of))
+        self.rank_rows = tuple(map(len, self._rows_of))
         own_B = np.flatnonzero(ranks_B == group.rank)
         if len(own_B):
             self.rows = _rows_of(rows, self._rows_of[group.rank], own_B, group.rank, num_slots)
@@ -61,18 +62,23 @@ class OwnRows:
 
     def everywhere(self, x_tD: torch.Tensor) -> torch.Tensor:
         """Return the rows [T, D] of all ranks, on every rank."""
-        return self._in_order(self._group.all_gather(x_tD))
+        return self._in_order(self._group.all_gather(self._alike(x_tD)))
 
     def on_first(self, x_tD: torch.Tensor) -> torch.Tensor:
         """Return the rows [T, D] of all ranks on rank 0; elsewhere nothing [0, D]."""
-        all_NtD = self._group.gather(x_tD)
+        all_NtD = self._group.gather(self._alike(x_tD))
         return x_tD[:0] if all_NtD is None else self._in_order(all_NtD)
 
+    def _alike(self, x_tD: torch.Tensor) -> torch.Tensor:
+        """Return this rank's rows, with as much padding as makes them as many on every rank."""
+        own_tD = x_tD[: self.rank_rows[self._group.rank]]
+        return F.pad(own_tD, (0, 0, 0, max(self.rank_rows) - len(own_tD)))
+
     def _in_order(self, all_NtD: torch.Tensor) -> torch.Tensor:
-        padded = all_NtD.shape[1]
-        places_T = np.empty(sum(map(len, self._rows_of)), dtype=np.int64)
+        most = all_NtD.shape[1]
+        places_T = np.empty(sum(self.rank_rows), dtype=np.int64)
         for rank, own in enumerate(self._rows_of):
-            places_T[own] = rank * padded + np.arange(len(own))
+            places_T[own] = rank * most + np.arange(len(own))
         return all_NtD.flatten(0, 1)[send(places_T, self._device)]
 
 

@@ -10,6 +10,7 @@ not read are ignored, since routers add their own. Does not know: engines, where
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ from eyas.server.request_models import ChatBody, CompletionFields
 
 FIELD = "kv_transfer_params"
 MAX_KEY_CHARS = 64
+KEY = re.compile("[0-9a-f]{32}")
+"""A key that a prefill server has made (`engine.handover.engine`)."""
 
 Body = TypeVar("Body", bound=CompletionFields)
 
@@ -121,6 +124,12 @@ def _handle(fields: dict[str, Any]) -> KVHandle:
                 f"{FIELD}: {name} must be a text of at most {limit} characters; send the "
                 "kv_transfer_params of the prefill server's answer unchanged"
             )
+    # It is sent to a port that the request names: no other server must find a command in it.
+    if not KEY.fullmatch(str(texts["remote_request_id"])):
+        raise _error(
+            f"{FIELD}: remote_request_id must be the one of the prefill server's answer, 32 "
+            "hexadecimal digits"
+        )
     return KVHandle(
         engine_id=str(texts["remote_engine_id"]),
         host=str(texts["remote_host"]),

@@ -134,4 +134,6 @@ class Importer:
             raise OSError("a claim was not answered")
         self._transport.take(link, answer.description, job.places)
         link.send(Done())
+        if not isinstance(link.receive(), Done):
+            raise OSError("the prompt was not held until all of it had arrived")
         return answer

@@ -21,7 +21,7 @@ import torch
 
 from eyas.engine.engine import Engine
 
-VERSION = 2
+VERSION = 3
 """Of the messages and of the order of rows."""
 EDGE_BYTES = 2**16
 """Bytes at the beginning and at the end of each weight file that tell models apart."""

@@ -1,7 +1,8 @@
 """The conversation between a decode server and a prefill server about one prompt.
 
 `Claim` asks for a prompt by its key; `Grant` or `Denied` answers; the rows follow, as the transport
-moves them; `Done` ends the conversation, and the prompt is held no longer.
+moves them; then the decode server says `Done`, and the prompt is held no longer. The prefill server
+says it too, so that rows that were read from its memory are known to have been the prompt's.
 
 Promises: a message is msgpack of checked types behind its length, which is bounded; no pickle. A
 conversation ends at a deadline, however slowly the other side sends.
@@ -70,7 +71,7 @@ class Denied(msgspec.Struct, frozen=True, tag="denied"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """All rows have arrived."""
+    """All rows have arrived; as an answer to that: they were held until now."""
 
 
 Message = Claim | Grant | Denied | Done

@@ -9,6 +9,7 @@ Does not know: engines, how slots become free.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -33,6 +34,7 @@ from eyas.engine.handover.messages import (
     Link,
 )
 from eyas.engine.handover.transport import Transport
+from eyas.parallel.addresses import listen
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +164,7 @@ class OfferServer:
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._is_closing = False
         try:
-            self._listener = socket.create_server((config.host, config.port), backlog=64)
+            self._listener = listen((config.host, config.port))
         except (OSError, OverflowError) as error:
             raise ValueError(
                 f"handover.host: cannot listen on {config.host} port {config.port}: {error}; choose "
@@ -173,6 +175,8 @@ class OfferServer:
 
     def close(self) -> None:
         self._is_closing = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`, which would keep the port
         self._listener.close()
 
     def _accept(self) -> None:
@@ -183,10 +187,15 @@ class OfferServer:
                 if not self._is_closing:
                     time.sleep(0.1)  # no descriptor is left
                 continue
-            if self._free.acquire(blocking=False):
-                threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
-            else:
+            if not self._free.acquire(blocking=False):
                 connection.close()
+                continue
+            try:
+                threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
+            except RuntimeError:  # no more threads can be started
+                log.exception("a prompt was not handed over")
+                connection.close()
+                self._free.release()
 
     def _converse(self, connection: socket.socket) -> None:
         try:
@@ -224,6 +233,8 @@ class OfferServer:
             link.send(Grant(checked.num_made, self._transport.describe(places)))
             self._transport.give(link, places)
             is_over = isinstance(link.receive(), Done)
+            if is_over:
+                link.send(Done())
         finally:
             if offer is not None:
                 self._offers.end(offer, is_over=is_over)
