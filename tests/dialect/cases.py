@@ -11,7 +11,7 @@ from eyas.dialect.base import Dialect, Segmenter, ToolSpec, Vocabulary, Wanted
 from eyas.dialect.deepseek import deepseek, deepseek_v31
 from eyas.dialect.deepseek_v4 import deepseek_v4
 from eyas.dialect.generic import generic
-from eyas.dialect.glm import glm
+from eyas.dialect.glm import glm, glm47
 from eyas.dialect.harmony import harmony
 from eyas.dialect.llama3 import llama3
 from eyas.dialect.qwen3 import qwen3
@@ -174,6 +174,12 @@ FAMILIES: dict[str, Family] = {
         (*THINK, *GLM_MARKERS),
         ("<t>a:", "<t>a:\n<think></think>"),
         ("get_weather\n", "city", "days", "unit", "3", "C"),
+    ),
+    "glm47": Family(
+        glm47,
+        (*THINK, *GLM_MARKERS),
+        ("<t>a:<think>", "<t>a:</think>"),
+        ("get_weather", "city", "days", "unit", "3", "C"),
     ),
     "harmony": Family(
         harmony,

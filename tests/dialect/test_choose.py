@@ -38,6 +38,7 @@ THINKS = Letters("<t>", "<think>", "</think>")
         (THINKS, "<｜DSML｜tool_calls>", None, "deepseek_v4"),
         (Letters("<tool_call>", "<arg_key>"), None, None, "glm"),
         (BARE, "<tool_call><arg_key>", "Glm4MoeForCausalLM", "glm"),
+        (THINKS, "<arg_key>k</arg_key><arg_value>v</arg_value>", "Glm4MoeForCausalLM", "glm47"),
         (Letters(*HARMONY_MARKERS), "<|start|>", "GptOssForCausalLM", "harmony"),
     ],
 )
@@ -59,6 +60,7 @@ def test_the_checkpoint_shows_it(
         ("deepseek-v3", "deepseekv31", "deepseek_v31"),
         ("deepseek-v4", "deepseekv4", "deepseek_v4"),
         ("glm45", "glm45", "glm"),
+        ("glm45", "glm47", "glm47"),
         ("gpt-oss", "openai", "harmony"),
         (None, "gpt-oss", "harmony"),
         ("openai_gptoss", None, "harmony"),

@@ -207,6 +207,20 @@ TRANSCRIPTS = [
         content="So",
     ),
     transcript(
+        "glm47",
+        "<t>a:<think>",
+        AUTO,
+        "a</think>So<tool_call>get_weather<arg_key>city</arg_key><arg_value>O\"\n</arg_value>"
+        "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call><tool_call>time</tool_call>",
+        ("get_weather", '{"city": "O\\"\\n", "days": 3}'),
+        ("time", "{}"),
+        reasoning="a",
+        content="So",
+    ),
+    transcript(
+        "glm47", "<t>a:</think>", ONE, "<tool_call>time\n</tool_call>", ("time", "{}"), legal=False
+    ),
+    transcript(
         "harmony",
         START,
         PLAIN,

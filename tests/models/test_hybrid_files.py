@@ -167,6 +167,21 @@ def test_a_config_of_another_model_is_refused(
         load_model(copy)
 
 
+def test_a_null_among_the_fields_of_experts_is_an_absent_one(tmp_path: Path) -> None:
+    for name, field in (("qwen3.5 moe", "norm_topk_prob"), ("qwen3 next", "num_local_experts")):
+        directory = save_model(make_model(name), tmp_path / field)
+        expected = read_spec(directory)
+        change_config(directory, **{field: None})
+        assert read_spec(directory) == expected, field
+
+
+def test_qwen3_5_without_renormalised_weights_is_refused(tmp_path: Path) -> None:
+    save_model(make_model("qwen3.5 moe"), tmp_path)
+    change_config(tmp_path, norm_topk_prob=False)
+    with pytest.raises(ValueError, match="norm_topk_prob False is not supported"):
+        read_spec(tmp_path)
+
+
 @pytest.mark.parametrize("part", ["A_log", "dt_bias", "conv1d.weight", "norm.weight"])
 def test_a_missing_tensor_is_named(part: str, copy: Path) -> None:
     name = f"model.layers.1.linear_attn.{part}"

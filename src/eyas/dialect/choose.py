@@ -21,7 +21,7 @@ from eyas.dialect.deepseek import (
 )
 from eyas.dialect.deepseek_v4 import DsmlCalls, deepseek_v4
 from eyas.dialect.generic import generic, generic_reasoning
-from eyas.dialect.glm import GlmCalls, glm, glm_reasoning
+from eyas.dialect.glm import GlmCalls, glm, glm47, glm_reasoning
 from eyas.dialect.harmony import harmony
 from eyas.dialect.llama3 import LlamaCalls, llama3
 from eyas.dialect.qwen3 import HermesCalls, qwen3
@@ -70,6 +70,8 @@ _TOOL_NAMES = {
     "deepseek-v4": "dsml",
     "glm": "glm",
     "glm45": "glm",
+    "glm47": "glm47",
+    "glm47-moe": "glm47",
     "glm4-moe": "glm",
     "gpt-oss": "harmony",
     "openai-gptoss": "harmony",
@@ -79,7 +81,6 @@ _TOOL_NAMES = {
 }
 _FOREIGN = {
     "deepseek-v32": "calls in the markup (DSML) of DeepSeek-V3.2, whose tags are not those of V4,",
-    "glm47": "calls as GLM 4.7 writes them, without line ends",
     "kimi-k2": "calls in sections of Kimi's own",
     "mimo": "calls in XML",
     "mistral": "calls after [TOOL_CALLS]",
@@ -104,6 +105,7 @@ _FAMILIES: dict[str, Callable[[Vocabulary], Dialect]] = {
     "deepseek_v31": deepseek_v31,
     "deepseek_v4": deepseek_v4,
     "glm": glm,
+    "glm47": glm47,
     "harmony": harmony,
     "generic": generic,
 }
@@ -116,6 +118,7 @@ _PARTS = {
     "deepseek_v31": ("deepseek_v31", "deepseek_v31"),
     "deepseek_v4": ("deepseek_v31", "dsml"),
     "glm": ("glm", "glm"),
+    "glm47": ("glm", "glm47"),
     "generic": ("generic", "hermes"),
 }
 
@@ -189,6 +192,8 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> tuple[st
 
     if has("<|channel|>") and has("<|message|>"):
         return "harmony", "the tokens <|channel|> and <|message|>"
+    if "</arg_key><arg_value>" in template:
+        return "glm47", "</arg_key><arg_value> in the chat template"
     if "<arg_key>" in template:
         return "glm", "<arg_key> in the chat template"
     if "｜DSML｜tool_calls" in template:
@@ -267,6 +272,8 @@ def _tools(tokenizer: Vocabulary, name: str) -> ToolFormat | None:
             return None
         case "glm":
             return GlmCalls(tokenizer)
+        case "glm47":
+            return GlmCalls(tokenizer, has_lines=False)
         case "llama3":
             return LlamaCalls(tokenizer)
         case "deepseek" | "deepseek_v31":

@@ -1,10 +1,11 @@
-"""GLM 4.5: <think> reasoning, calls as pairs of keys and values.
+"""GLM 4.5 and 4.7: <think> reasoning, calls as pairs of keys and values.
 
     <tool_call>NAME
     <arg_key>k</arg_key>
     <arg_value>v</arg_value>
     ...</tool_call>
 
+GLM 4.7 writes the same without the line ends.
 Strings are written without quotes, other values as JSON. The segmenter turns the pairs into one JSON
 object.
 """
@@ -26,9 +27,10 @@ _LINE_END = Marker("\n")
 
 
 class GlmCalls(MarkedCalls):
-    """Calls of a name, then keys and values between markers."""
+    """Calls of a name, then keys and values between markers. has_lines: with line ends between them."""
 
-    def __init__(self, tokenizer: Vocabulary) -> None:
+    def __init__(self, tokenizer: Vocabulary, *, has_lines: bool = True) -> None:
+        self._gap = "\n" if has_lines else ""
         self.begin: Marker = marker(tokenizer, "<tool_call>")
         self.end: Marker = marker(tokenizer, "</tool_call>")
         self.key: Marker = marker(tokenizer, "<arg_key>")
@@ -40,14 +42,18 @@ class GlmCalls(MarkedCalls):
         call = Concat((one_of([self._call(tool) for tool in tools]), self.end))
         if not several:
             return call
-        return Concat((call, Repeat(Concat((Literal("\n"), self.begin, call)))))
+        return Concat((call, Repeat(Concat((*self._between, self.begin, call)))))
+
+    @property
+    def _between(self) -> tuple[Node, ...]:
+        return (Literal(self._gap),) if self._gap else ()
 
     def _call(self, tool: ToolSpec) -> Node:
-        pairs = Pairs.of(tool).grammar(self._key_and_value_begin, self.value_end)
-        return Concat((Literal(f"{tool.name}\n"), *pairs))
+        pairs = Pairs.of(tool).grammar(self._key_and_value_begin, self.value_end, gap=self._gap)
+        return Concat((Literal(f"{tool.name}{self._gap}"), *pairs))
 
     def _key_and_value_begin(self, key: Node, is_text: bool) -> Node:
-        return Concat((self.key, key, self.key_end, Literal("\n"), self.value))
+        return Concat((self.key, key, self.key_end, *self._between, self.value))
 
     def read_after_begin(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
@@ -83,6 +89,11 @@ class GlmCalls(MarkedCalls):
 
 def glm(tokenizer: Vocabulary) -> Dialect:
     return ComposedDialect("glm", tokenizer, glm_reasoning(tokenizer), GlmCalls(tokenizer))
+
+
+def glm47(tokenizer: Vocabulary) -> Dialect:
+    calls = GlmCalls(tokenizer, has_lines=False)
+    return ComposedDialect("glm47", tokenizer, glm_reasoning(tokenizer), calls)
 
 
 def glm_reasoning(tokenizer: Vocabulary) -> ReasoningFormat:

@@ -71,18 +71,22 @@ class Pairs:
         schema = self.properties.get(key, True if self.extra is None else self.extra)
         return _is_string(_resolved(schema, self.definitions))
 
-    def grammar(self, key_to: Callable[[Node, bool], Node], close: Marker) -> list[Node]:
+    def grammar(
+        self, key_to: Callable[[Node, bool], Node], close: Marker, *, gap: str = "\n"
+    ) -> list[Node]:
         """Return the grammar of all pairs, in order. key_to: extends the node of a key to the beginning
-        of its value; it is told whether that is a string. close: the marker after a value."""
+        of its value; it is told whether that is a string. close: the marker after a value. gap: the
+        text after a pair."""
         parts: list[Node] = []
+        after = (Literal(gap),) if gap else ()
         for key, schema in self.properties.items():
             before = key_to(Literal(key), self.is_text(key))
-            pair = Concat((before, self._value(schema, close), Literal("\n")))
+            pair = Concat((before, self._value(schema, close), *after))
             parts.append(pair if key in self.required else Repeat(pair, 0, 1))
         if self.extra is not None:
             key = Regex(r"[A-Za-z0-9_.-]{1,64}")
             before = key_to(key, _is_string(_resolved(self.extra, self.definitions)))
-            pair = Concat((before, self._value(self.extra, close), Literal("\n")))
+            pair = Concat((before, self._value(self.extra, close), *after))
             parts.append(Repeat(pair))
         return parts
 

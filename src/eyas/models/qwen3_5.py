@@ -6,6 +6,7 @@ model is read.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from eyas.models import dense, qwen3_moe, qwen3_next
@@ -48,9 +49,10 @@ def read(config: ConfigFile) -> ModelSpec:
     spec = qwen3_next.read_hybrid(config, family="qwen3_5", groups_by_key=False)
     if not has_experts:
         return spec
+    config.require("norm_topk_prob", True, True, "true is; libraries differ in what false means")
     return qwen3_moe.with_experts(
         spec,
-        config,
+        replace(config, values={**config.values, "norm_topk_prob": True}),
         shared_size=config.count("shared_expert_intermediate_size"),
         has_shared_gate=True,
     )

@@ -48,7 +48,8 @@ def read(config: ConfigFile) -> ModelSpec:
 def with_experts(spec: ModelSpec, config: ConfigFile, **facts: Any) -> ModelSpec:
     """Return the facts with experts in the layers that the fields choose. facts: further arguments of
     `ExpertSpec`."""
-    number = "num_local_experts" if "num_local_experts" in config.values else "num_experts"
+    has_alias = config.values.get("num_local_experts") is not None
+    number = "num_local_experts" if has_alias else "num_experts"
     step = config.count("decoder_sparse_step", 1)
     dense_layers = config.indices("mlp_only_layers")
     layers = (layer for layer in range(spec.num_layers) if layer not in dense_layers)
