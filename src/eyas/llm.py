@@ -12,7 +12,7 @@ import inspect
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -708,6 +708,12 @@ def _is_one(prompts: Any) -> bool:
     """Whether this is one prompt (a text or token ids) and not several."""
     if isinstance(prompts, str) or hasattr(prompts, "shape"):
         return True
+    if not isinstance(prompts, Iterable):
+        raise RequestError(
+            "prompts: must be a text, token ids, or a list of either, not "
+            f"{type(prompts).__name__}",
+            param="prompts",
+        )
     first = next(iter(prompts), "")
     return not (isinstance(first, Sequence) or getattr(first, "shape", ()))
 
@@ -719,7 +725,7 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _as_conversations(
     messages: Conversation | Sequence[Conversation],
 ) -> list[Conversation]:
-    listed = list(messages)
+    listed = list(messages) if isinstance(messages, Iterable) else []
     if not listed:
         raise RequestError("messages: give at least one message", param="messages")
     if isinstance(listed[0], Mapping):

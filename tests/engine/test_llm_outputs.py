@@ -103,6 +103,20 @@ def test_a_function_may_be_named_as_openai_names_it(llm: LLM) -> None:
         llm.chat(asked, GREEDY, tools=[TOOL], tool_choice={"name": 3})
 
 
+@pytest.mark.parametrize("messages", ["x", ["x"], {"role": "user", "content": "x"}, [[1]]])
+def test_what_is_no_message_is_named(llm: LLM, messages: Any) -> None:
+    with pytest.raises(RequestError, match=r"^messages\[0\]: must be a message such as"):
+        llm.chat(messages, GREEDY)
+    with pytest.raises(RequestError, match="^messages: give at least one message"):
+        llm.chat(None, GREEDY)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompts", [None, 5, 0.5])
+def test_what_is_no_prompt_is_named(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="^prompts: must be a text, token ids, or a list"):
+        llm.generate(prompts, GREEDY)
+
+
 def test_a_stream_is_held_to_the_same(llm: LLM) -> None:
     deltas = llm.stream_chat(QUESTION, GREEDY, output=Regex("yes|no"), enable_thinking=False)
     assert "".join(delta.text for delta in deltas) in ("yes", "no")

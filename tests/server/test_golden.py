@@ -179,7 +179,7 @@ def test_an_error(http: httpx.Client, fake: FakeClient):
     response = http.post("/v1/chat/completions", json={"messages": USER, "suffix": "x"})
     assert response.headers["content-type"] == "application/json"
     assert response.text == (
-        '{"error":{"message":"suffix: is not a field of this request",'
+        '{"error":{"message":"suffix: is not a field of this request; leave it out",'
         '"type":"invalid_request_error","param":"suffix","code":"unknown_parameter",'
         f'"excerpt":"\\"x\\"","docs":"{DOCS}#unknown_parameter"}}}}'
     )

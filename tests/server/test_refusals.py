@@ -162,6 +162,24 @@ def test_what_is_no_utf8_is_refused(http: httpx.Client, fake: FakeClient):
     assert http.post(CHAT, content=body.encode("utf-8-sig")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("temprature", "temprature: is not a field of this request; did you mean temperature?"),
+        ("max_token", "did you mean max_tokens?"),
+        ("zzz", "is not a field of this request; leave it out"),
+        ("enable_thinking", "send chat_template_kwargs"),
+        ("extra_body", "send its members as fields"),
+        ("reasoning", "send reasoning_effort"),
+    ],
+)
+def test_an_unknown_field_has_a_remedy(http: httpx.Client, fake: FakeClient, name: str, words: str):
+    body = {"messages": [{"role": "user", "content": "x"}], name: {"a": 1}}
+    error = http.post("/v1/chat/completions", json=body).json()["error"]
+    assert words in error["message"] and error["param"] == name
+    assert error["code"] in ("unknown_parameter", "unsupported_parameter")
+
+
 def test_an_error_repeats_little_of_the_request(http: httpx.Client, fake: FakeClient):
     long = "k" * 3_000_000
     for path, body in (

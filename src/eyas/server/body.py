@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.excerpts import excerpt_at
-from eyas.server.fields import FORMS
+from eyas.server.fields import FORMS, MAX_NAME_CHARS, StrictModel
 from eyas.server.json_text import JsonPath, json_object, path_text
 from eyas.server.thread_pool import FairThreadPool
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=StrictModel)
 
 SMALL_BYTES = 64 * 1024
 """A body of this size is parsed in a millisecond or two, whatever it contains."""
@@ -44,6 +45,12 @@ _UNSUPPORTED = {
     ),
     "chat_template": "templates of a request are not accepted; the model's own is used",
     "documents": "is not supported; put them into a message",
+    **dict.fromkeys(
+        ("enable_thinking", "thinking"),
+        'is not supported; send chat_template_kwargs with {"enable_thinking": ...}',
+    ),
+    "extra_body": "is the client's own option; send its members as fields of the request",
+    "reasoning": "is not supported; send reasoning_effort",
 }
 
 _PLAIN_TEXTS = frozenset(
@@ -197,7 +204,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _field_error(error, value) from error
+        raise _field_error(error, value, kind) from error
     except RecursionError as error:
         raise ApiError(Code.BODY_TOO_COMPLEX, "the body is nested too deep") from error
 
@@ -211,12 +218,15 @@ def _is_plain_text(path: JsonPath) -> bool:
     return path[0] in ("messages", "prediction", "input") and not _PLAIN_TEXTS.isdisjoint(path[1:])
 
 
-def _field_error(error: ValidationError, body: dict[str, Any]) -> ApiError:
+def _field_error(error: ValidationError, body: dict[str, Any], kind: type[StrictModel]) -> ApiError:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     path = path_text([step for step in first["loc"] if step not in FORMS])
     excerpt = excerpt_at(body, path)
     if first["type"] == "extra_forbidden":
-        message = f"{path}: is not a field of this request"
+        names = sorted(kind.known_names)
+        near = get_close_matches(str(first["loc"][-1])[:MAX_NAME_CHARS], names, n=1)
+        remedy = f"did you mean {near[0]}?" if near and len(first["loc"]) == 1 else "leave it out"
+        message = f"{path}: is not a field of this request; {remedy}"
         return ApiError(Code.UNKNOWN_PARAMETER, message, param=path, excerpt=excerpt)
     if first["type"] == "missing":
         return ApiError(Code.MISSING_REQUIRED_PARAMETER, f"{path}: is required", param=path)

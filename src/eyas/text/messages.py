@@ -27,6 +27,12 @@ def normalize_message(message: Mapping[str, Any], uses: FieldUses, index: int) -
 
     index: index of the message, for errors. RequestError names a field that no template can read.
     """
+    if not isinstance(message, Mapping):
+        raise RequestError(
+            f'messages[{index}]: must be a message such as {{"role": "user", "content": "..."}}, not '
+            f"{type(message).__name__}",
+            param=f"messages[{index}]",
+        )
     role = message.get("role")
     if not isinstance(role, str) or role not in STRUCTURAL_VALUES["role"]:
         roles = ", ".join(sorted(STRUCTURAL_VALUES["role"]))
