@@ -7,14 +7,19 @@ Does not know: grammars, tokenizers, the backends' libraries.
 """
 
 from eyas.schemas.backend_limits import leading_back
+from eyas.schemas.formats import NARROW_PATTERNS
 from eyas.schemas.grammar_language import grammar_source
 from eyas.schemas.guidance import json_node
+from eyas.schemas.keywords import with_children
 from eyas.schemas.name_spelling import unspelled
 from eyas.schemas.prepare import PREPARED, prepare
 from eyas.schemas.python_patterns import rust_pattern
+from eyas.schemas.string_rules import ANY_STRING, string_rule
 from eyas.schemas.xgrammar_ignored import check_ignored
 
 __all__ = [
+    "ANY_STRING",
+    "NARROW_PATTERNS",
     "PREPARED",
     "check_ignored",
     "grammar_source",
@@ -22,5 +27,7 @@ __all__ = [
     "leading_back",
     "prepare",
     "rust_pattern",
+    "string_rule",
     "unspelled",
+    "with_children",
 ]
