@@ -111,6 +111,36 @@ def test_strings_are_those_of_the_standard(
     assert taken == valid
 
 
+@pytest.mark.parametrize(
+    ("pattern", "valid", "invalid"),
+    [
+        (".", ["a", '"', "😀"], ["\n", "ab"]),
+        ("(?s).", ["\n"], [""]),
+        ("(?:(?:a*)*)*b|", ["aab", ""], ["ba"]),
+        (r"(^\d|\S$)", ["1", "x"], [" ", "\u00a0"]),
+    ],
+)
+def test_a_pattern_is_that_of_the_other_backend(
+    xgrammar_backend: Any,
+    tokenizer: Tokenizer,
+    pattern: str,
+    valid: list[str],
+    invalid: list[str],
+) -> None:
+    grammar = compiled_in_time(xgrammar_backend, Regex(pattern))
+    taken = [text for text in (*valid, *invalid) if ends(grammar, tokens_of(tokenizer, text))]
+    assert taken == valid
+
+
+@pytest.mark.parametrize("pattern", ["a$b", "[a-z&&[^b]]", "[[:alpha:]]", r"\p{L}", "(?i)a"])
+def test_a_pattern_that_it_would_read_otherwise_is_refused(
+    xgrammar_backend: Any, pattern: str
+) -> None:
+    with pytest.raises(GrammarError, match="regex: the regular expression is refused") as caught:
+        xgrammar_backend.compile(OutputSpec(root=Regex(pattern), param="regex"))
+    assert caught.value.fault == "unsupported"
+
+
 def test_a_lenient_schema_leaves_out_a_pattern_that_cannot_be_written(
     xgrammar_backend: Any, tokenizer: Tokenizer
 ) -> None:

@@ -78,7 +78,7 @@ def format_of(node: Node, xgrammar: Any, spacing: Spacing) -> dict[str, Any]:
         case Json():
             return _ebnf(_schema_grammar(node, xgrammar, spacing))
         case Regex(pattern):
-            return {"type": "regex", "pattern": pattern}
+            return _ebnf(f"root ::= {_regex_rule(pattern)}\n")
         case Source():
             return _source(node, xgrammar)
         case Concat(parts):
@@ -93,6 +93,21 @@ def format_of(node: Node, xgrammar: Any, spacing: Spacing) -> dict[str, Any]:
             inner = format_of(part, xgrammar, spacing)
             return {"type": "repeat", "min": least, "max": most, "content": inner}
     raise AssertionError(node)
+
+
+def _regex_rule(pattern: str) -> str:
+    """The rule of a pattern, in which the library takes . for any character, and ignores anchors and
+    operations on classes that it does not know."""
+    try:
+        return schemas.text_rule(pattern)
+    except schemas.PatternFault as fault:
+        begin = max(0, fault.position - 10)
+        near = pattern[begin : fault.position + 10]
+        message = f"the regular expression is refused at position {fault.position}, near {near!r}"
+        raise GrammarError(f"{message}: {fault.message}", fault.fault) from None
+    except ValueError as error:
+        message = f"xgrammar cannot enforce {error}; use the llguidance backend"
+        raise GrammarError(f"the regular expression is refused: {message}", "unsupported") from None
 
 
 def _marker_forms(marker: Marker) -> list[dict[str, Any]]:

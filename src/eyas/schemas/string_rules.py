@@ -1,14 +1,14 @@
-"""Patterns as EBNF expressions of the contents of JSON strings, for libraries whose own reading of
-patterns differs from the standard.
+"""Patterns as EBNF expressions, of texts or of the contents of JSON strings, for libraries whose own
+reading of patterns differs.
 
-Promises: an expression allows no string that the pattern does not match. Characters are written as they
-are; the quote, the backslash and the control characters with short escapes are escaped.
+Promises: an expression allows no text that the pattern does not match. In strings characters are
+written as they are; the quote, the backslash and the control characters with short escapes are escaped.
 Does not know: schemas, grammar libraries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from eyas.schemas import charsets
 from eyas.schemas.charsets import Ranges
@@ -21,23 +21,23 @@ _ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\
 _ANYTHING = Repeat(Chars(charsets.ALL, charsets.written(charsets.ALL)), 0, None)
 
 
-class _NotExpressible(Exception):
-    """The pattern cannot be written: `what` names the part."""
-
-
 ANY_STRING = '([^\\0-\\x1f\\"\\\\] | ("\\\\" [\\"\\\\bfnrt]))*'
 """The contents of any string."""
 
 
 def string_rule(pattern: str) -> str:
-    """Return the EBNF expression of the strings' contents that a pattern matches. ValueError names the
-    part of the pattern that has none."""
+    """Return the EBNF expression of the strings' contents in which a pattern of a prepared schema
+    matches. ValueError names the part of the pattern that has none."""
     try:
-        return _written(_completed(read(pattern)))
-    except PatternFault:  # it was read once, so it is another library's syntax by now
+        return _written(_completed(read(pattern)), _in_string, None)
+    except PatternFault:  # it was read once, so it is the backend's syntax by now
         raise ValueError("a class of Unicode's properties in a pattern") from None
-    except _NotExpressible as error:
-        raise ValueError(str(error)) from None
+
+
+def text_rule(pattern: str) -> str:
+    """Return the EBNF expression of the texts that a whole pattern matches. PatternFault for what is
+    not supported; ValueError names a part that has no expression."""
+    return _written(read(pattern), _in_text, '""')
 
 
 def _completed(node: Node) -> Node:
@@ -58,32 +58,41 @@ def _around(is_anchored: bool) -> Sequence[Node]:
     return () if is_anchored else (_ANYTHING,)
 
 
-def _written(node: Node) -> str:
+def _written(node: Node, chars: Callable[[Ranges], str], edge: str | None) -> str:
+    """chars: writes a set of characters. edge: stands for ^ and $; None refuses them."""
     match node:
         case Chars(ranges, text):
             if ranges is None:
-                raise _NotExpressible(f"{text} in a pattern")
-            return _chars(ranges)
+                raise ValueError(f"{text} in a pattern")
+            return chars(ranges)
         case Edge(is_end):
-            raise _NotExpressible(f"{'$' if is_end else '^'} inside of a group of a pattern")
+            if edge is None:
+                raise ValueError(f"{'$' if is_end else '^'} inside of a group of a pattern")
+            return edge
         case Series(parts):
-            return f"({' '.join(map(_written, parts))})" if parts else '""'
+            return f"({' '.join(_written(part, chars, edge) for part in parts)})" if parts else '""'
         case Choice(options):
-            return f"({' | '.join(map(_written, options))})"
+            return f"({' | '.join(_written(option, chars, edge) for option in options)})"
         case Repeat(part, least, most):
             count = (
                 "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
             )
-            return f"{_written(part)}{count}"
+            return f"({_written(part, chars, edge)}){count}"
 
 
-def _chars(ranges: Ranges) -> str:
+def _in_text(ranges: Ranges) -> str:
+    if not ranges:
+        raise ValueError("an empty class of characters")
+    return f"[{''.join(map(_range, ranges))}]"
+
+
+def _in_string(ranges: Ranges) -> str:
     plain = charsets.common(ranges, _PLAIN)
     escapes = [sign for char, sign in _ESCAPES.items() if charsets.holds(ranges, char)]
-    options = [f"[{''.join(map(_range, plain))}]"] if plain else []
+    options = [_in_text(plain)] if plain else []
     options += [f'("\\\\" [{"".join(map(_escaped, escapes))}])'] if escapes else []
     if not options:
-        raise _NotExpressible("a class of characters that no string can spell")
+        raise ValueError("a class of characters that no string can spell")
     return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
 
