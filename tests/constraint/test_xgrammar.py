@@ -83,6 +83,73 @@ def test_a_keyword_that_it_ignores_is_refused(xgrammar_backend: Any, tokenizer: 
     assert ends(lenient, tokens_of(tokenizer, "[1, 1]"))
 
 
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"pattern": r"^1(?:\.2+)?$"}, ["1", "1.22"], ["12", "122", "1."]),
+        ({"pattern": "^(?:b{1,2}|b)$"}, ["b", "bb"], ["bbb"]),
+        ({"pattern": r"^\S$"}, ["a", '"', "\\"], ["\u00a0", "\u2003", " "]),
+        ({"pattern": "^[^a]$"}, ["b", "\n", "é", "😀"], ["a", "bb"]),
+        ({"pattern": "a$|^b"}, ["ba", "xa", "bx"], ["ax"]),
+        ({"format": "ipv4"}, ["0.10.200.255"], ["00.1.1.1", "1.1.1.01", "1.1.1.256"]),
+        ({"format": "hostname"}, ["A-b.example"], [f"{'a' * 64}.example", "a-.b"]),
+        ({"format": "email"}, ["a.b+c@d.example"], ['"\\q"@d.example', "a..b@d.example", "a@-d"]),
+    ],
+    ids=json.dumps,
+)
+def test_strings_are_those_of_the_standard(
+    xgrammar_backend: Any,
+    tokenizer: Tokenizer,
+    schema: dict[str, str],
+    valid: list[str],
+    invalid: list[str],
+) -> None:
+    text = prepare({"type": "string", **schema}, param="schema")
+    grammar = compiled_in_time(xgrammar_backend, Json(text))
+    texts = {value: json.dumps(value, ensure_ascii=False) for value in (*valid, *invalid)}
+    taken = [value for value, text in texts.items() if ends(grammar, tokens_of(tokenizer, text))]
+    assert taken == valid
+
+
+@pytest.mark.parametrize(
+    ("pattern", "valid", "invalid"),
+    [
+        (".", ["a", '"', "😀"], ["\n", "ab"]),
+        ("(?s).", ["\n"], [""]),
+        ("(?:(?:a*)*)*b|", ["aab", ""], ["ba"]),
+        (r"(^\d|\S$)", ["1", "x"], [" ", "\u00a0"]),
+    ],
+)
+def test_a_pattern_is_that_of_the_other_backend(
+    xgrammar_backend: Any,
+    tokenizer: Tokenizer,
+    pattern: str,
+    valid: list[str],
+    invalid: list[str],
+) -> None:
+    grammar = compiled_in_time(xgrammar_backend, Regex(pattern))
+    taken = [text for text in (*valid, *invalid) if ends(grammar, tokens_of(tokenizer, text))]
+    assert taken == valid
+
+
+@pytest.mark.parametrize("pattern", ["a$b", "[a-z&&[^b]]", "[[:alpha:]]", r"\p{L}", "(?i)a"])
+def test_a_pattern_that_it_would_read_otherwise_is_refused(
+    xgrammar_backend: Any, pattern: str
+) -> None:
+    with pytest.raises(GrammarError, match="regex: the regular expression is refused") as caught:
+        xgrammar_backend.compile(OutputSpec(root=Regex(pattern), param="regex"))
+    assert caught.value.fault == "unsupported"
+
+
+def test_a_lenient_schema_leaves_out_a_pattern_that_cannot_be_written(
+    xgrammar_backend: Any, tokenizer: Tokenizer
+) -> None:
+    text = prepare({"type": "string", "pattern": r"^\p{L}$"}, param="schema", lenient=True)
+    grammar = compiled_in_time(xgrammar_backend, Json(text, lenient=True))
+    assert ends(grammar, tokens_of(tokenizer, '"12"'))
+    assert not ends(grammar, tokens_of(tokenizer, "12"))
+
+
 def test_a_markers_token_is_not_text_elsewhere(xgrammar_backend: Any, tokenizer: Tokenizer) -> None:
     root = Concat((FreeText(until=(Marker("</think>", 4091),)), Json('{"type":"string"}')))
     grammar = compiled(xgrammar_backend, root)

@@ -25,7 +25,7 @@ from eyas.constraint import (
 )
 from eyas.constraint.base import MaskJob, one_by_one
 from eyas.constraint.llguidance_states import LlguidanceState
-from eyas.core import GrammarError, Request, SamplingParams
+from eyas.core import Delta, GrammarError, Request, SamplingParams
 from eyas.dialect import Wanted
 from eyas.engine.worker import Worker
 from eyas.grammar import Budget, Concat, FreeText, Json, Marker, OutputSpec, Regex, Source
@@ -176,6 +176,23 @@ def test_a_limit_on_the_way_ends_that_request_alone(drafter: str, count: int) ->
     assert victim.error.startswith("regex: ") and "resource limit" in victim.error
     assert len(victim.token_ids) <= count + 1
     assert victim.token_ids == whole["victim", 0].token_ids[: len(victim.token_ids)]
+
+
+@pytest.mark.parametrize("drafter", ["root", "tree"])
+def test_a_place_where_no_token_may_follow_is_no_limit(drafter: str) -> None:
+    """The terminals of this grammar share no text."""
+    llm = engine(drafter)
+    spec = OutputSpec(root=Source("lark", 'start: "It is " A\nA: /a+/ & /b+/'), param="ebnf")
+    for request in _requests(llm, spec):
+        llm.engine.add(request)
+    last: dict[str, Delta] = {}
+    while llm.engine.has_work():
+        last |= {delta.request_id: delta for delta in llm.engine.step()}
+    assert last["free"].finish_reason == "length"
+    for name in ("victim", "held"):
+        assert (last[name].finish_reason, last[name].code) == ("error", "grammar_dead_end")
+        assert last[name].param == "ebnf"
+        assert (last[name].error or "").startswith("ebnf: no token can follow")
 
 
 def test_what_a_library_cannot_go_on_with_ends_with_an_error() -> None:

@@ -116,7 +116,14 @@ CASES = [
     Case(Code.QUEUE_FULL, PROMPT, engine=failing(EngineOverloaded())),
     Case(Code.INTERNAL_ERROR, PROMPT, engine=failing(RuntimeError("secret detail"))),
     Case(Code.ENGINE_ERROR, PROMPT, engine={"error_after": 0}),
-    Case(Code.GRAMMAR_LIMIT_EXCEEDED, PROMPT, engine={"error_after": 0, "error_param": "regex"}),
+    Case(
+        Code.GRAMMAR_LIMIT_EXCEEDED,
+        PROMPT,
+        engine={"error_after": 0, "error_code": "grammar_limit_exceeded"},
+    ),
+    Case(
+        Code.GRAMMAR_DEAD_END, PROMPT, engine={"error_after": 0, "error_code": "grammar_dead_end"}
+    ),
     Case(Code.CLIENT_TOO_SLOW, PROMPT, engine={"error_after": 0, "error_code": "client_too_slow"}),
     Case(
         Code.KV_HANDLE_INVALID,

@@ -280,6 +280,7 @@ def test_what_a_request_itself_makes_impossible_is_not_tried_again(
 ):
     """Clients try again after a 500; a grammar that is over a limit stays over it."""
     fake.error_after, fake.error_param = 3, "regex"
+    fake.error_code = "grammar_limit_exceeded"
     with pytest.raises(openai.BadRequestError, match="a fake error") as refused:
         api.chat.completions.create(model="tiny", messages=USER)
     assert refused.value.param == "regex" and refused.value.type == "invalid_request_error"

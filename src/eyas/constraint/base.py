@@ -101,8 +101,8 @@ def allows(mask_K: np.ndarray, token: int) -> bool:
 
 class Filled(NamedTuple):
     """The masks of a state and its draft. num_legal: tokens of the draft that the masks allow;
-    num_masks: number of masks, one more than num_legal unless the text has ended or a limit was
-    hit."""
+    num_masks: number of masks, one more than num_legal unless the text has ended, nothing can
+    follow or a limit was hit."""
 
     num_legal: int
     num_masks: int
@@ -216,7 +216,8 @@ class Backend(Protocol):
 
         Row rows[i] (without `rows`: i) gets the mask at the end of paths[i] from states[i] (without
         `paths`: of the state itself), the rows behind it the masks after each token of drafts[i], as
-        far as the tokens are legal. Rows after an end, an illegal token or a resource limit stay zero.
+        far as the tokens are legal. Rows after an end, an illegal token or a resource limit, and where
+        nothing can follow, stay zero.
         """
         ...
 

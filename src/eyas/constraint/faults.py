@@ -95,6 +95,8 @@ def _about_regex(pattern: str, words: str) -> str:
 
 def _about_pattern(words: str) -> str:
     """Return the library's reason without the pattern and the grammar that it quotes."""
+    if "lookarounds not supported" in words:
+        return r"\b, and ^ and $ except at the ends of the pattern, are not supported"
     reason = re.search(r"^error: ([^\n]*)", words, re.MULTILINE)
     if reason is not None:
         return reason[1]
@@ -141,4 +143,5 @@ def _about_source(words: str, *, has_places: bool) -> str:
     if found is None:
         return f"the grammar is refused: {_first_line(words)}"
     place = f"line {found[1]}, column {found[2]}: " if has_places else ""
-    return f"the grammar is refused: {place}{found[3]}"
+    reason = _about_pattern(words) if "(in regex)" in found[3] else found[3]
+    return f"the grammar is refused: {place}{reason}"

@@ -117,7 +117,7 @@ class LlguidanceBackend(LlguidanceLibrary):
         """Fill the first mask, which takes longest; it must not be empty."""
         mask_1K = np.zeros((1, self._num_words), dtype=np.int32)
         is_over = bool(self.fill([LlguidanceState(grammar, matcher)], mask_1K))
-        if is_over and not matcher.get_error().startswith(_NOTHING_FOLLOWS):
+        if is_over:
             error = GrammarError(
                 "the grammar is too large to begin with: its first step is over the compiler's "
                 "limits; lower its repetition counts or lengths",
@@ -147,5 +147,3 @@ class LlguidanceBackend(LlguidanceLibrary):
 
 
 _FAILED = "the grammar library failed on it; write it in another way"
-_NOTHING_FOLLOWS = "NoExtension"
-"""How the library's error begins where no text can match."""

@@ -175,7 +175,7 @@ class LlguidanceMasks:
             return Filled(num, num + 1)
         if asked.has_failed:
             last_K[:] = 0
-            return Filled(num, num) if num else None
+            return Filled(num, num) if num or asked.state.is_dead_end() else None
         path = [*asked.path, *asked.tokens[:num]]
         if num_words and asked.state.num_legal([*path, *self._backend.end]) <= len(path):
             last_K[:] = 0

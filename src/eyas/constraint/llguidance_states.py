@@ -21,6 +21,8 @@ from eyas.constraint.llguidance_grammar import LlguidanceGrammar, ReplicaUse
 MAX_TOKEN_BYTES = 32
 """Longer tokens are no good guess for a forced text."""
 _WHITE = b" \t\r\n"
+_NOTHING_FOLLOWS = "NoExtension"
+"""How the library's error begins where no text can follow."""
 LIMIT_HIT = (
     "the output grammar is too complex to go on from here; lower its repetition counts or lengths"
 )
@@ -146,6 +148,11 @@ class LlguidanceState:
         with without_panic:
             data = self.copy().compute_ff_bytes()[: limit * MAX_TOKEN_BYTES]
         return self._grammar.backend.forced_tokens(data)[:limit] if data else []
+
+    def is_dead_end(self) -> bool:
+        """Whether its matcher has failed because nothing can follow, not at a limit."""
+        matcher = self.matcher
+        return matcher is not None and when_free(matcher.get_error).startswith(_NOTHING_FOLLOWS)
 
     def draft_matcher(self, borrower: object) -> DraftMatcher:
         """Return the matcher for drafts from here. It is copied anew where it is not fit, or where

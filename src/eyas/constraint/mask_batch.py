@@ -27,7 +27,8 @@ class MaskRequest:
     the first mask; the others follow. has_spare_row: without tokens, the row behind the first is the
     request's own as well, and may hold anything until all is settled.
 
-    num_masks: how many of its rows hold masks; num_legal: tokens that these allow. is_late: there was
+    num_masks: how many of its rows hold masks; num_legal: tokens that these allow. has_failed: its
+    state has hit a limit. is_late: there was
     no time for it. is_left_out: it was not begun, since nothing else was waited for any more. is_slow:
     it was among the last few when a while had passed. repeats_first: another request has its first mask
     as well.
@@ -41,6 +42,7 @@ class MaskRequest:
     repeats_first: bool = False
     num_masks: int = 0
     num_legal: int = 0
+    has_failed: bool = False
     is_late: bool = False
     is_left_out: bool = False
     is_slow: bool = False
@@ -61,6 +63,7 @@ class MaskRequest:
     def note(self, filled: Filled | None) -> None:
         """Note what was filled; None: nothing, since the state has failed."""
         self.num_legal, self.num_masks = filled or (0, 0)
+        self.has_failed = filled is None
 
     def wipe(self, mask_RK: np.ndarray) -> None:
         """Write zeros to all rows that the library may have written to for this request alone."""

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
+from eyas import schemas
 from eyas.constraint.freetext import free_text_grammar
 from eyas.constraint.priority import give_way
 from eyas.constraint.sources import check_source, checked_lark, parsed_json, spacing_of
@@ -77,7 +78,7 @@ def format_of(node: Node, xgrammar: Any, spacing: Spacing) -> dict[str, Any]:
         case Json():
             return _ebnf(_schema_grammar(node, xgrammar, spacing))
         case Regex(pattern):
-            return {"type": "regex", "pattern": pattern}
+            return _ebnf(f"root ::= {_regex_rule(pattern)}\n")
         case Source():
             return _source(node, xgrammar)
         case Concat(parts):
@@ -92,6 +93,21 @@ def format_of(node: Node, xgrammar: Any, spacing: Spacing) -> dict[str, Any]:
             inner = format_of(part, xgrammar, spacing)
             return {"type": "repeat", "min": least, "max": most, "content": inner}
     raise AssertionError(node)
+
+
+def _regex_rule(pattern: str) -> str:
+    """The rule of a pattern, in which the library takes . for any character, and ignores anchors and
+    operations on classes that it does not know."""
+    try:
+        return schemas.text_rule(pattern)
+    except schemas.PatternFault as fault:
+        begin = max(0, fault.position - 10)
+        near = pattern[begin : fault.position + 10]
+        message = f"the regular expression is refused at position {fault.position}, near {near!r}"
+        raise GrammarError(f"{message}: {fault.message}", fault.fault) from None
+    except ValueError as error:
+        message = f"xgrammar cannot enforce {error}; use the llguidance backend"
+        raise GrammarError(f"the regular expression is refused: {message}", "unsupported") from None
 
 
 def _marker_forms(marker: Marker) -> list[dict[str, Any]]:
@@ -133,11 +149,13 @@ _SIGN = re.compile(r"(\{\d+,\d+\}|\[[^\]]*\])|([,:])")
 
 
 def _schema_grammar(node: Json, xgrammar: Any, default: Spacing) -> str:
-    """Insert white space and separators, since the library has not all of them as options."""
-    parsed_json(node.schema, "the schema")
+    """Insert white space and separators, since the library has not all of them as options, and the
+    rules of patterns, which it reads wrongly: it lets "11" through ^1(?:-1+)?$."""
+    strings = _Strings(node.schema)
+    schema = strings.named(parsed_json(node.schema, "the schema"))
     spacing = spacing_of(node, default)
     grammar = xgrammar.Grammar.from_json_schema(
-        node.schema,
+        json.dumps(schema),
         any_whitespace=True,
         max_whitespace_cnt=_MARK,
         separators=COMPACT,
@@ -155,8 +173,45 @@ def _schema_grammar(node: Json, xgrammar: Any, default: Spacing) -> str:
             return r"(=([ \n\r\t]*"
         return f"{white} {signs[found['sign']]} {white}" if found["sign"] else white
 
-    text = _PLACE.sub(spaced, text)
+    text = strings.put(_PLACE.sub(spaced, text))
     return f"{text}\n{white} ::= {_in_ebnf(spacing.white_space)}\n" if white else text
+
+
+class _Strings:
+    """The patterns of one schema, and formats that a pattern describes. Each is named in the schema by
+    a pattern for one text, whose place in the library's grammar its rule takes."""
+
+    def __init__(self, schema_text: str) -> None:
+        self._name = "eyas_string"
+        while self._name in schema_text:
+            self._name += "_"
+        self._rules: dict[str, str] = {}
+
+    def named(self, schema: Any) -> Any:
+        """Return the schema with names in place of its patterns."""
+        if not isinstance(schema, dict):
+            return schema
+        schema = schemas.with_children(schema, self.named)
+        pattern = schema.get("pattern", schemas.NARROW_PATTERNS.get(schema.get("format", "")))
+        if pattern is None:
+            return schema
+        try:
+            rule = schemas.string_rule(pattern)
+        except ValueError:  # of a lenient schema
+            rule = schemas.ANY_STRING
+        name = self._rules.setdefault(rule, f"{self._name}_{len(self._rules)}")
+        rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
+        return {**rest, "pattern": f"^{name}$"}
+
+    def put(self, grammar: str) -> str:
+        """Return the grammar with the rules in their places. GrammarError where one has none."""
+        for rule, name in self._rules.items():
+            place = f'Regex("^{name}$", json_string=true)'
+            if place not in grammar:
+                message = "xgrammar left a pattern out; use the llguidance backend"
+                raise GrammarError(message, "unsupported")
+            grammar = f"{grammar.replace(place, name)}\n{name} ::= {rule}\n"
+        return grammar
 
 
 def _in_ebnf(pattern: str) -> str:

@@ -21,7 +21,7 @@ from eyas.engine.draft_results import (
     record_tree,
 )
 from eyas.engine.flight import Flight, Landed, Outcome
-from eyas.engine.masks import FAILED
+from eyas.engine.masks import DEAD_END, FAILED
 from eyas.engine.metrics import Metrics
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence, Status
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 NO_CHOICE = "the model gave no usable next token (not a number, or nothing was legal)"
 BROKEN = "the engine failed while it handled this request's output"
+_CODES = {FAILED: "grammar_limit_exceeded", DEAD_END: "grammar_dead_end"}
 
 
 class Committer:
@@ -122,8 +123,10 @@ class Committer:
         delta = self._delta(sequence, shown)
         delta.error = error
         output = sequence.request.output
-        if error == FAILED and output is not None and output.param is not None:
-            delta.error, delta.param = f"{output.param}: {error}", output.param
+        if error in _CODES and output is not None:
+            delta.code = _CODES[error]
+            if output.param is not None:
+                delta.error, delta.param = f"{output.param}: {error}", output.param
         self._finish(sequence)
         return delta
 

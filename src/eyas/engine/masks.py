@@ -50,6 +50,10 @@ one, which delays no other, than all of it. Masks further into a string usually 
 SLOW_ROOT_PARTS = 6
 """A root without a draft is slow after a sixth of a step: a draft behind it would be slow."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
+DEAD_END = (
+    "no token can follow in the output's grammar; give every part of it a text that the model's tokens "
+    "spell"
+)
 
 
 class Masking:
@@ -294,24 +298,24 @@ class TreeMasks:
         return [(row, each) for row, each in rows if each is not None]
 
     def _retry(self, each: ConstrainedTree, mask_RK: np.ndarray, row: int) -> None:
-        """Fill the mask of a root that hit a limit, once more, in a fresh automaton."""
+        """Fill the mask of a root that has none, once more, in a fresh automaton."""
         try:
             each.automaton.replay()
             self._masking.stats.num_replays += 1
         except Exception:
-            self._fail(each.sequence)
+            self._fail(each.sequence, FAILED)
         else:
             again = MaskRequest(each.automaton.root, row)
             self._fill_now([again], mask_RK)
             if not again.num_masks:
-                self._fail(each.sequence)
+                self._fail(each.sequence, FAILED if again.has_failed else DEAD_END)
         if each.sequence.failure is not None:
             b = self.trees.index(each)
             self.trees[b] = None
             self.ended.add(b)
 
-    def _fail(self, sequence: Sequence) -> None:
+    def _fail(self, sequence: Sequence, failure: str) -> None:
         log.warning(
             "an output grammar failed; its request ends", exc_info=log.isEnabledFor(logging.DEBUG)
         )
-        sequence.failure = FAILED
+        sequence.failure = failure

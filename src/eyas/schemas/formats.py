@@ -96,3 +96,14 @@ PATTERNS = {
     "relative-json-pointer": rf"^(?:0|[1-9][0-9]*)(?:{_POINTER}|\#)$",
 }
 """Formats of the standard that are enforced by a pattern."""
+
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_HOST = rf"{_LABEL}(?:\.{_LABEL})*"
+_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
+
+NARROW_PATTERNS = {
+    "ipv4": rf"^{_OCTET}(?:\.{_OCTET}){{3}}$",
+    "hostname": f"^{_HOST}$",
+    "email": rf"^{_ATOM}(?:\.{_ATOM})*@{_HOST}$",
+}
+"""Native formats for libraries whose own allow more. Of addresses without quotes and brackets."""

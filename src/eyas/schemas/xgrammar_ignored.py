@@ -11,12 +11,12 @@ Does not know: the library itself; its behaviour was measured.
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from eyas.core import GrammarError
 from eyas.schemas.keywords import Object, has_type, types_of
 from eyas.schemas.limits import under
+from eyas.schemas.string_rules import string_rule
 
 _LEADS = ("$ref", "const", "enum", "anyOf", "allOf", "type")
 _OF_TYPE = {
@@ -26,9 +26,6 @@ _OF_TYPE = {
     "array": ("items", "prefixItems", "minItems", "maxItems"),
     "object": ("properties", "additionalProperties", "required"),
 }
-_UNSURE = re.compile(r"\(\?(?!:)|\\[bBAzZpPkuxGK0-9ntrfv\\]|\"|[^ -~]")
-"""Other groups than plain ones, escapes that xgrammar reads differently, and characters that it may
-write into strings without the escapes of JSON."""
 
 
 def check_ignored(schema_text: str) -> None:
@@ -86,11 +83,10 @@ def _check_strings(schema: Object, path: str) -> None:
     for keyword in ("format", "minLength", "maxLength"):
         if keyword in schema:
             raise _ignored(under(path, keyword), f"{keyword} beside pattern")
-    unsure = _UNSURE.search(pattern)
-    if unsure:
-        raise _ignored(under(path, "pattern"), f"{unsure[0]} in a pattern")
-    if not (pattern.startswith("^") and pattern.endswith("$")):
-        raise _ignored(under(path, "pattern"), "the ends of a pattern without ^ and $")
+    try:
+        string_rule(pattern)
+    except ValueError as error:
+        raise _ignored(under(path, "pattern"), str(error)) from None
 
 
 def _children(schema: Object, path: str) -> list[tuple[Any, str]]:

@@ -351,8 +351,7 @@ def _error_of(delta: Delta) -> ApiError | None:
     if delta.finish_reason == "error":
         if delta.code is not None:
             return ApiError(Code.of(delta.code), delta.error, param=delta.param)
-        code = Code.ENGINE_ERROR if delta.param is None else Code.GRAMMAR_LIMIT_EXCEEDED
-        return ApiError(code, delta.error, param=delta.param)
+        return ApiError(Code.ENGINE_ERROR, delta.error, param=delta.param)
     if delta.finish_reason == "abort":
         return ApiError(Code.ANSWER_ENDED)
     return None

@@ -102,6 +102,12 @@ class Code(Enum):
         "the output's grammar exceeded a limit while the answer was generated",
         "make it simpler",
     )
+    GRAMMAR_DEAD_END = (
+        400,
+        "the answer reached a place where its grammar allows no token: the grammar has no text from "
+        "there on, or the model's tokens cannot spell it",
+        "give every part of the grammar a text that can follow",
+    )
     INVALID_API_KEY = (
         401,
         "no valid API key",
