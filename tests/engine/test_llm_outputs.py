@@ -107,13 +107,13 @@ def test_a_function_may_be_named_as_openai_names_it(llm: LLM) -> None:
 def test_what_is_no_message_is_named(llm: LLM, messages: Any) -> None:
     with pytest.raises(RequestError, match=r"^messages\[0\]: must be a message such as"):
         llm.chat(messages, GREEDY)
-    with pytest.raises(RequestError, match="^messages: give at least one message"):
+    with pytest.raises(RequestError, match=r"^messages: give at least one message"):
         llm.chat(None, GREEDY)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prompts", [None, 5, 0.5])
 def test_what_is_no_prompt_is_named(llm: LLM, prompts: Any) -> None:
-    with pytest.raises(RequestError, match="^prompts: must be a text, token ids, or a list"):
+    with pytest.raises(RequestError, match=r"^prompts: must be a text, token ids, or a list"):
         llm.generate(prompts, GREEDY)
 
 
