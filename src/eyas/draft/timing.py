@@ -88,5 +88,6 @@ class Timing:
         self._pairs.setdefault(shape, deque(maxlen=NUM_PAIRS)).append(sample)
 
     def _num_pairs(self, shape: TreeShape) -> int:
-        """Return the number of pairs of a shape. A step without a draft is the unit and gets none."""
+        """Return the number of pairs of a shape; more than of any for a step without a draft, which is
+        the unit."""
         return NUM_PAIRS + 1 if shape == PLAIN else len(self._pairs.get(shape, ()))

@@ -150,27 +150,13 @@ def load(
     opened = open_files(config, hardware, shard)
     directory, files, dtype = opened.directory, opened.files, opened.dtype
     spec = files.spec
-    tokenizer = Tokenizer.from_directory_if_there(directory)
-    if tokenizer is None:
-        log.warning("%s has no tokenizer.json: prompts and answers are token ids alone", directory)
-    elif tokenizer.vocab_size > spec.vocab_size:
-        log.warning(
-            "%s: the tokenizer has %d tokens and the model %d; prompts with others are refused",
-            directory,
-            tokenizer.vocab_size,
-            spec.vocab_size,
-        )
+    tokenizer = _open_tokenizer(directory, spec)
     drafting = decide_drafting(config, directory, spec) if drafts else None
     kv_scales: tuple[KVScales, ...] = ()
     draft_kv_scales: tuple[KVScales, ...] = ()
     if resolve_kv_dtype(config.cache.dtype, dtype, hardware.device) != dtype:
-        if spec.compressed:
-            raise ValueError(
-                f"cache.dtype: {spec.architecture} has compressed attention, whose cache has the "
-                "model's format; leave the option out"
-            )
-        kv_scales = files.kv_scales()
-        draft_kv_scales = read_draft_scales(drafting, spec)
+        _check_fp8_cache(spec)
+        kv_scales, draft_kv_scales = files.kv_scales(), read_draft_scales(drafting, spec)
     longest = longest_sequence(config, spec)
     ranks = None
     if shard.size > 1:
@@ -226,6 +212,30 @@ def load(
         if ranks is not None:
             ranks.close()
         raise
+
+
+def _open_tokenizer(directory: Path, spec: ModelSpec) -> Tokenizer | None:
+    """Return the model's tokenizer, and log what does not work without it or with it."""
+    tokenizer = Tokenizer.from_directory_if_there(directory)
+    if tokenizer is None:
+        log.warning("%s has no tokenizer.json: prompts and answers are token ids alone", directory)
+    elif tokenizer.vocab_size > spec.vocab_size:
+        log.warning(
+            "%s: the tokenizer has %d tokens and the model %d; prompts with others are refused",
+            directory,
+            tokenizer.vocab_size,
+            spec.vocab_size,
+        )
+    return tokenizer
+
+
+def _check_fp8_cache(spec: ModelSpec) -> None:
+    """Raise ValueError if the model's cache cannot have another format than the model."""
+    if spec.compressed:
+        raise ValueError(
+            f"cache.dtype: {spec.architecture} has compressed attention, whose cache has the model's "
+            "format; leave the option out"
+        )
 
 
 def find_order(

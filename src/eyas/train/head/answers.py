@@ -149,7 +149,9 @@ def write_answers(
     ends = min(deadline, time.monotonic() + config.generate_seconds)
     try:
         with path.open("a", encoding="utf-8") as file:
-            counts = _answer(config, engine, conversations, missing, file.write, reporter, ends)
+            counts = _Generation(config, engine, file.write, reporter).run(
+                conversations, missing, ends
+            )
     finally:
         engine.shutdown()
         del engine
@@ -209,70 +211,79 @@ def _settings(config: HeadTraining) -> EngineConfig:
     )
 
 
-def _answer(
-    config: HeadTraining,
-    engine: Engine,
-    conversations: list[Conversation],
-    missing: list[int],
-    write: Callable[[str], object],
-    reporter: Reporter,
-    ends: float,
-) -> AnswerCounts:
-    counts = AnswerCounts()
-    encoder = Encoder(Path(engine.info.directory))
-    waiting = iter(missing)
-    prompts: dict[str, list[int]] = {}
-    answers: dict[str, list[int]] = {}
-    started = reported = time.monotonic()
-    is_open = True
-    while time.monotonic() < ends:
-        while is_open and len(prompts) < 2 * config.max_num_seqs:
-            index = next(waiting, None)
-            if index is None:
-                is_open = False
+class _Generation:
+    """Answers prompts with an engine, many at a time.
+
+    write: gets a line for each answer that has ended, and for each prompt that was refused.
+    """
+
+    def __init__(
+        self,
+        config: HeadTraining,
+        engine: Engine,
+        write: Callable[[str], object],
+        reporter: Reporter,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._write = write
+        self._reporter = reporter
+        self._encoder = Encoder(Path(engine.info.directory))
+        self._prompts: dict[str, list[int]] = {}
+        self._answers: dict[str, list[int]] = {}
+        self._counts = AnswerCounts()
+
+    def run(
+        self, conversations: list[Conversation], missing: list[int], ends: float
+    ) -> AnswerCounts:
+        """Answer the conversations with these indices until the time `ends`."""
+        waiting, counts = iter(missing), self._counts
+        most = 2 * self._config.max_num_seqs
+        started = reported = time.monotonic()
+        while time.monotonic() < ends:
+            while len(self._prompts) < most and (index := next(waiting, None)) is not None:
+                self._submit(index, conversations[index])
+            if not self._prompts:
                 break
-            try:
-                prompt = encoder.prompt(conversations[index])
-                engine.add(
-                    Request(
-                        id=str(index),
-                        prompt_token_ids=prompt,
-                        params=_params(config, index),
-                    )
+            for delta in self._engine.step():
+                self._answers[delta.request_id] += delta.token_ids
+                if delta.finish_reason is not None:
+                    self._end(delta.request_id, delta.finish_reason)
+            ended = counts.answers + counts.failed
+            speed = counts.tokens / max(1e-9, time.monotonic() - started)
+            note = f"{speed:.0f} tokens/s"
+            self._reporter.progress(Progress("answers", ended, len(missing), note))
+            if time.monotonic() - reported > 10:
+                reported = time.monotonic()
+                self._reporter.log(f"answers: {ended}/{len(missing)}  {note}")
+        return counts
+
+    def _submit(self, index: int, conversation: Conversation) -> None:
+        try:
+            prompt = self._encoder.prompt(conversation)
+            params = _params(self._config, index)
+            self._engine.add(Request(id=str(index), prompt_token_ids=prompt, params=params))
+        except RequestError as error:
+            if not self._counts.failed:
+                self._reporter.log(
+                    f"answers: prompt {index + 1} is refused (later ones are not shown): {error}"
                 )
-            except RequestError as error:
-                if not counts.failed:
-                    reporter.log(
-                        f"answers: prompt {index + 1} is refused (later ones are not shown): {error}"
-                    )
-                counts.failed += 1
-                write(json.dumps({"index": index, "error": str(error)}) + "\n")
-                continue
-            prompts[str(index)], answers[str(index)] = prompt, []
-        if not prompts:
-            break
-        for delta in engine.step():
-            key = delta.request_id
-            answers[key] += delta.token_ids
-            if delta.finish_reason is None:
-                continue
-            entry: dict[str, object] = {"index": int(key), "finish": delta.finish_reason}
-            if delta.finish_reason in ("stop", "length"):
-                entry |= {"prompt": prompts[key], "answer": answers[key]}
-                counts.answers += 1
-                counts.tokens += len(answers[key])
-                counts.cut += delta.finish_reason == "length"
-            else:
-                counts.failed += 1
-            write(json.dumps(entry, separators=(",", ":")) + "\n")
-            del prompts[key], answers[key]
-        ended = counts.answers + counts.failed
-        speed = counts.tokens / max(1e-9, time.monotonic() - started)
-        reporter.progress(Progress("answers", ended, len(missing), f"{speed:.0f} tokens/s"))
-        if time.monotonic() - reported > 10:
-            reported = time.monotonic()
-            reporter.log(f"answers: {ended}/{len(missing)}  {speed:.0f} tokens/s")
-    return counts
+            self._counts.failed += 1
+            self._write(json.dumps({"index": index, "error": str(error)}) + "\n")
+        else:
+            self._prompts[str(index)], self._answers[str(index)] = prompt, []
+
+    def _end(self, key: str, reason: str) -> None:
+        prompt, answer = self._prompts.pop(key), self._answers.pop(key)
+        entry: dict[str, object] = {"index": int(key), "finish": reason}
+        if reason in ("stop", "length"):
+            entry |= {"prompt": prompt, "answer": answer}
+            self._counts.answers += 1
+            self._counts.tokens += len(answer)
+            self._counts.cut += reason == "length"
+        else:
+            self._counts.failed += 1
+        self._write(json.dumps(entry, separators=(",", ":")) + "\n")
 
 
 def _params(config: HeadTraining, index: int) -> SamplingParams:
