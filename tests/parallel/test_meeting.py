@@ -79,6 +79,12 @@ def test_ranks_that_were_started_differently_refuse_each_other(
         assert words in str(end) and "rank 0" in str(end) and "rank 1" in str(end)
 
 
+@pytest.mark.parametrize("address", ["::1:29500", "[::1]", "host:", "[::1:29500"])
+def test_an_address_that_cannot_be_read_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=r"parallel\.address: HOST:PORT, .* in brackets"):
+        EngineConfig(parallel=ParallelConfig(tp=2, num_nodes=2, address=address))
+
+
 def test_where_the_model_is_stored_is_a_matter_of_each_machine() -> None:
     places = ("/models/a", "b")
     meetings = [

@@ -143,6 +143,7 @@ def test_torchrun_makes_each_process_a_machine_of_one_rank() -> None:
     started = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
     assert torchrun_settings(started, 4) == {"nnodes": 4, "node_rank": 3, "first_device": 1}
     assert torchrun_settings({}, 4) == torchrun_settings(started, 1) == {}
+    assert torchrun_settings({"TORCHELASTIC_RUN_ID": "x"}, 4) == {}  # inherited, without the rest
     with pytest.raises(ValueError, match=r"parallel.tp: torchrun has started 4 .*--tp 4"):
         torchrun_settings(started, 8)
 
