@@ -154,6 +154,20 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(family: str, tmp_path
         assert set(spec.windows) == {getattr(expected, "sliding_window", None)}
 
 
+@pytest.mark.parametrize(
+    ("name", "field"), [("phi3", "rms_norm_eps"), ("gpt-oss", "rope_parameters")]
+)
+def test_a_field_left_out_is_the_familys_own(name: str, field: str, tmp_path: Path) -> None:
+    """Where transformers' default is another than most families'."""
+    model = make_model(name)
+    written = type(model.config)().to_dict()[field]
+    save_model(model, tmp_path)
+    change_config(tmp_path, **{field: written})
+    expected = read_spec(tmp_path)
+    change_config(tmp_path, **{field: "absent"})
+    assert read_spec(tmp_path) == expected
+
+
 def test_a_beginning_outside_the_vocabulary_is_left_out(
     copy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,6 +27,15 @@ IGNORED = frozenset(("experts_per_token", "initial_context_length", "router_aux_
 FIELDS = READ | IGNORED | {"swiglu_alpha", "swiglu_limit"}
 DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 150000.0, "sliding_window": 128}
 """transformers' defaults of fields that a file may omit."""
+DEFAULT_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""That of a file that has neither field of rope."""
 
 
 def read(config: ConfigFile) -> ModelSpec:
@@ -36,6 +45,8 @@ def read(config: ConfigFile) -> ModelSpec:
     layers = range(config.count("num_hidden_layers"))
     layer_types = [("sliding_attention", "full_attention")[layer % 2] for layer in layers]
     config = config.with_defaults({**DEFAULTS, "layer_types": layer_types})
+    if not config.values.get("rope_scaling"):
+        config = config.with_defaults({"rope_parameters": DEFAULT_ROPE})
     spec = dense.read_dense(
         config,
         family="gpt_oss",

@@ -20,7 +20,7 @@ FIELDS = frozenset(("attention_bias", "sliding_window"))
 
 def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
-    config = config.with_defaults({"max_position_embeddings": 4096})
+    config = config.with_defaults({"rms_norm_eps": 1e-5, "max_position_embeddings": 4096})
     has_window = config.values.get("sliding_window") is not None
     return dense.read_dense(
         config,
