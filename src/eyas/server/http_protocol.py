@@ -189,7 +189,7 @@ class BoundedProtocol(H11Protocol):
         self._num_since_progress = 0
         self._is_ended = False
         self._has_client_ended = False
-        self.app = self._with_end_of_client(self.app)
+        self.app = self._with_end_of_client(self.app)  # pyrefly: ignore
         self.conn = self._reader = _RequestParser(max_header_bytes)  # pyrefly: ignore
 
     @property
@@ -237,7 +237,7 @@ class BoundedProtocol(H11Protocol):
         elif not had_request and self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self.transport.close)
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # pyrefly: ignore
         """Keep the connection open until the requests that have arrived are answered."""
         self._has_client_ended = True
         self._pass_end_of_client()
