@@ -238,7 +238,7 @@ class BoundedProtocol(H11Protocol):
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self.transport.close)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: a client may offer HTTP/2 or a websocket and gets HTTP/1.1, as it must expect."""
+        """Log nothing: who offers HTTP/2 or a websocket must expect an answer in HTTP/1.1."""
 
     def eof_received(self) -> bool:  # pyrefly: ignore
         """Keep the connection open until the requests that have arrived are answered."""
