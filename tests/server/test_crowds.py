@@ -121,6 +121,19 @@ def test_a_crowd_that_comes_at_once_waits_to_be_prepared(directory: Path):
         assert sorted(each.recv(12)[-3:] for each in crowd) == [b"200"] * 299 + [b"503"]
 
 
+def test_a_request_whose_client_leaves_is_not_prepared(directory: Path):
+    client = FakeClient(directory)
+    body = json.dumps(BODY).encode()
+    with live_server(client) as server:
+        release = held(server)
+        with connect(server, post_head(len(body)) + body):
+            assert until(lambda: server.service.prepare_pool.num_waiting == 1)
+        assert until(lambda: server.service.prepare_pool.num_waiting == 0)
+        release()
+        assert httpx.post(server.url + CHAT, json=BODY).status_code == 200
+        assert len(client.requests) == 1
+
+
 def upload(server: LiveServer, length: int, data: bytes) -> socket.socket:
     """A connection that announces more than it sends."""
     head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n".encode()

@@ -48,6 +48,16 @@ CHUNKED = (
 )
 
 
+@pytest.mark.parametrize("offer", [b"h2c", b"websocket"])
+def test_an_offer_of_another_protocol_is_answered_without_a_warning(
+    server: LiveServer, offer: bytes, caplog: pytest.LogCaptureFixture
+):
+    head = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, close\r\nupgrade: "
+    with raw(server, head + offer + b"\r\n\r\n") as connection:
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
 @pytest.mark.parametrize("pause", [0, 0.05])
 def test_a_body_that_is_framed_wrongly_is_answered(
     server: LiveServer, fake: FakeClient, pause: float

@@ -237,6 +237,9 @@ class BoundedProtocol(H11Protocol):
         elif not had_request and self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self.transport.close)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: who offers HTTP/2 or a websocket must expect an answer in HTTP/1.1."""
+
     def eof_received(self) -> bool:  # pyrefly: ignore
         """Keep the connection open until the requests that have arrived are answered."""
         self._has_client_ended = True
