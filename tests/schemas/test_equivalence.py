@@ -64,6 +64,13 @@ REWRITTEN: list[tuple[Any, list[Any], list[Any]]] = [
         ["a", "bz"],
     ),
     ({"type": "string", "not": {"pattern": '^[^"]+$'}}, ["", '"', 'a"'], ["a", "\0", "\n"]),
+    ({"type": "string", "pattern": "^(?!no-)"}, ["", "no", "x-no-"], ["no-", "no-x"]),
+    (
+        {"pattern": r"^(?=.*[A-Z])(?=.*\d)(?!.*--).{4,}$", "maxLength": 6},
+        ["Ab-1", "-1aB-", 3],
+        ["ab-1", "Abcd", "A--1", "Ab1", "Abcdef1"],
+    ),
+    ({"type": "string", "pattern": r"^(?!(?:no|[()|]+)$).+"}, ["now", "(a"], ["no", "()|"]),
     ({"not": {"type": "string", "pattern": "^a", "maxLength": 2}}, ["b", "aaa", 3], ["a", "ab"]),
     (
         {"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "z$"}]},
