@@ -57,6 +57,31 @@ REWRITTEN: list[tuple[Any, list[Any], list[Any]]] = [
         ["x", 1.5, {"a": 1}],
     ),
     ({"not": {"type": "array"}}, [1, "a", {}], [[]]),
+    ({"not": {"pattern": "^https?:"}}, ["", "http", 'x"'], ["http:", "https://x", 1]),
+    (
+        {"type": "string", "allOf": [{"not": {"pattern": "^a"}}, {"not": {"pattern": "z$"}}]},
+        ["", "ba", "zb"],
+        ["a", "bz"],
+    ),
+    ({"type": "string", "not": {"pattern": '^[^"]+$'}}, ["", '"', 'a"'], ["a", "\0", "\n"]),
+    ({"type": "string", "pattern": "^(?!no-)"}, ["", "no", "x-no-"], ["no-", "no-x"]),
+    (
+        {"pattern": r"^(?=.*[A-Z])(?=.*\d)(?!.*--).{4,}$", "maxLength": 6},
+        ["Ab-1", "-1aB-", 3],
+        ["ab-1", "Abcd", "A--1", "Ab1", "Abcdef1"],
+    ),
+    ({"type": "string", "pattern": r"^(?!(?:no|[()|]+)$).+"}, ["now", "(a"], ["no", "()|"]),
+    ({"not": {"type": "string", "pattern": "^a", "maxLength": 2}}, ["b", "aaa", 3], ["a", "ab"]),
+    (
+        {"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "z$"}]},
+        ["ab", "bz"],
+        ["az", "b", 1],
+    ),
+    (
+        {"type": "string", "if": {"pattern": "^v"}, "then": {"minLength": 2}},
+        ["", "va", "a"],
+        ["v"],
+    ),
     (
         {"type": "object", "dependencies": {"a": ["b"]}, "properties": {"a": {}, "b": {}}},
         [{}, {"b": 1}, {"a": 1, "b": 1}],

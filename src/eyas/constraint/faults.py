@@ -23,7 +23,7 @@ _UNSUPPORTED = re.compile(
 )
 _TOO_COMPLEX = re.compile(
     r"too big|too large|too many|too complex|limit|fuel|current row has|expressions constructed"
-    r"|unable to determine if regex is empty",
+    r"|unable to determine if regex is empty|stack level exceeded",
     re.IGNORECASE,
 )
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
@@ -127,10 +127,9 @@ def _about_schema(schema: str, words: str) -> str:
         )
     contradiction = re.search(r"Unsatisfiable schema: ([^\n]*)", words)
     if contradiction:
-        return (
-            f"no value satisfies the schema ({contradiction[1]}); look for parts that contradict each "
-            "other"
-        )
+        is_text = contradiction[1].startswith("Regex is empty")
+        what = "pattern, length, format or values of a string" if is_text else contradiction[1]
+        return f"no value satisfies the schema ({what}); look for parts that contradict each other"
     if "regex parse error" in words:
         return f"the schema has a pattern that is refused: {_about_pattern(words)}"
     return (

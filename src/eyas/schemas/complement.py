@@ -218,6 +218,13 @@ class Complements:
         result.alternatives.append({"type": "array", "items": failed.schema()})
         result.take_gap("array", failed)
 
+    def _pattern(self, schema: Object, keyword_path: str, result: Complement, _: _Inner) -> None:
+        found = self._context.unmatched(schema["pattern"], keyword_path)
+        if found is None:
+            result.add_gap("string", keyword_path)
+        elif found:
+            result.alternatives.append({"type": "string", "pattern": found})
+
     def _all(self, parts: list[Complement]) -> Complement:
         """Return the intersection of complements."""
         both = Complement()
@@ -355,6 +362,7 @@ _HANDLERS: dict[str, Callable[..., None]] = {
     "items": Complements._items,
     "prefixItems": Complements._prefix,
     "contains": Complements._contains,
+    "pattern": Complements._pattern,
     "additionalItems": lambda *_: None,  # handled with `items`
 }
 _ASSERTING = {"type", "if", *KEYWORD_TYPES, *_SIMPLE, *_HANDLERS}

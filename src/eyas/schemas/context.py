@@ -9,12 +9,16 @@ import time
 from typing import Any
 
 from eyas.core import GrammarError
+from eyas.schemas import automata, charsets
 from eyas.schemas.keywords import Schema
 from eyas.schemas.limits import MAX_CASES, MAX_SCHEMAS, MAX_SECONDS, fail
 from eyas.schemas.pattern_lengths import bounded, lengths, rotated
 from eyas.schemas.pattern_parser import read
-from eyas.schemas.pattern_tree import Node, PatternFault, written
+from eyas.schemas.pattern_tree import Chars, Node, PatternFault, written
 from eyas.schemas.references import References
+
+_NUL = Chars(((0, 0),), charsets.shown(0))
+"""Patterns lose NUL where the backend would quote it wrongly; their complements must not gain it."""
 
 
 class Context:
@@ -34,6 +38,7 @@ class Context:
         self.paths: dict[str, str] = {"#": "#"}
         self.schemas: list[dict[str, Any]] = []
         self._patterns: dict[str, Node] = {}
+        self._automata_budget = automata.Budget()
         self._cases_left = MAX_CASES
         self._ends = time.thread_time() + MAX_SECONDS
         self._schemas_left = MAX_SCHEMAS
@@ -78,6 +83,13 @@ class Context:
     def pattern(self, text: str, path: str) -> str:
         """Return a pattern of the schema in the backend's syntax."""
         return written(self._read(text, path))
+
+    def unmatched(self, text: str, path: str) -> str | bool | None:
+        """Return a pattern, in the backend's syntax, for the texts without NUL that a pattern does not
+        match; False if there are none, None if that takes too long or cannot be written."""
+        nodes = (self._read(text, path), _NUL)
+        found = automata.regions(nodes, (), self._automata_budget)
+        return None if found is None else found.get((False, False), False)
 
     def pattern_with_lengths(
         self, text: str, path: str, least: int, most: int | None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import re
 from typing import Any
 
@@ -130,7 +131,7 @@ def check_size(schema: Any, param: str) -> None:
         elif isinstance(node, str):
             _check_text(node, param, path, is_pattern=kind is _Kind.PATTERN)
             num_chars += len(node) + 2
-        elif isinstance(node, float) and not -1e308 <= node <= 1e308:
+        elif isinstance(node, float) and not math.isfinite(node):
             raise fail(param, path, f"{node} is not a JSON number", "invalid")
         elif isinstance(node, int) and not isinstance(node, bool) and abs(node) >= 10**308:
             raise fail(param, path, "the number is too large", "invalid")

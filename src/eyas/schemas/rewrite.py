@@ -15,12 +15,14 @@ from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
 
+from eyas.core import GrammarError
 from eyas.schemas.arrays import rewrite_array
 from eyas.schemas.complement import Complements
 from eyas.schemas.context import Context
 from eyas.schemas.formats import INEXPRESSIBLE, NATIVE, PATTERNS
 from eyas.schemas.keywords import ALL, BOUNDS, KEYWORD_TYPES, Object, Schema, common_types, types_of
 from eyas.schemas.limits import MAX_ENUM_VALUES, fail, shortened, under
+from eyas.schemas.look_ahead import LookAhead, split_look_aheads
 from eyas.schemas.numbers import is_exact, least, most, on_multiples
 from eyas.schemas.objects import rewrite_object
 from eyas.schemas.rewriter_base import RewriterBase
@@ -163,15 +165,30 @@ class Rewriter(RewriterBase):
         if "pattern" not in schema and (length > 0 or keyword == "maxLength"):
             out[keyword] = length
 
-    def _pattern(self, schema: Object, keyword_path: str, out: Object, _: _Conditions) -> None:
+    def _pattern(
+        self, schema: Object, keyword_path: str, out: Object, conditions: _Conditions
+    ) -> None:
         """Merge the lengths into the pattern: the backend is slow if it must check both."""
+        rest, look_aheads = split_look_aheads(schema["pattern"])
+        held = [self._look_ahead(each, schema["pattern"], keyword_path) for each in look_aheads]
         least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
         most = None if most is None else int(most)
-        pattern, below, above = self.context.pattern_with_lengths(
-            schema["pattern"], keyword_path, least, most
-        )
+        pattern, below, above = self.context.pattern_with_lengths(rest, keyword_path, least, most)
         found = {"pattern": pattern, "minLength": below, "maxLength": above}
         out.update({name: value for name, value in found.items() if value is not None})
+        conditions += held
+
+    def _look_ahead(self, look_ahead: LookAhead, whole: str, keyword_path: str) -> Schema:
+        """Return the schema of the texts that satisfy a look-ahead. GrammarError for one that cannot be
+        written, with its place in the whole pattern."""
+        write = self.context.pattern if look_ahead.must_match else self.context.unmatched
+        try:
+            pattern = write(look_ahead.pattern, keyword_path)
+        except GrammarError:
+            pattern = None
+        if pattern is None:
+            self.context.pattern(whole, keyword_path)  # refuses it
+        return {"pattern": pattern} if pattern else {"type": sorted(ALL - {"string"})}
 
     def _format(
         self, schema: Object, keyword_path: str, out: Object, conditions: _Conditions
