@@ -13,13 +13,12 @@ not a special one: the tags are text. The segmenter turns parameters into one JS
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
 from eyas.dialect.compose import ComposedDialect
 from eyas.dialect.deepseek import v31_reasoning
-from eyas.dialect.pairs import Pairs, read_argument
+from eyas.dialect.pairs import Pairs, read_pairs
 from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import MarkedCalls, ignore, one_of
 from eyas.grammar import Concat, Literal, Marker, Node, Repeat
@@ -60,31 +59,15 @@ class DsmlCalls(MarkedCalls):
             if found != _NAME_END:
                 return
             writer.call(name.strip())
-            writer.arguments("{")
-            found = yield from self._read_parameters(reader, writer)
-            if found is not None:
-                writer.arguments("}")
+            found = yield from read_pairs(
+                reader,
+                writer,
+                (_PARAMETER, (_TEXT, _JSON), _PARAMETER_END),
+                (_CALL_END, self.end),
+                lambda _, key_end: key_end == _TEXT,
+            )
             if found != _CALL_END:
                 return
-
-    def _read_parameters(self, reader: StreamReader, writer: Writer) -> Reading[Marker | None]:
-        """Read the parameters of a call through the marker that ends it, and return that; None at the
-        end of the stream."""
-        ends = (_CALL_END, self.end)
-        separator = ""
-        while True:
-            found = yield from reader.until((_PARAMETER, *ends), ignore)
-            if found != _PARAMETER:
-                return found
-            key, found = yield from reader.collect(_TEXT, _JSON, *ends)
-            if found not in (_TEXT, _JSON):
-                return found
-            writer.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-            separator = ", "
-            is_text = found == _TEXT
-            found = yield from read_argument(reader, writer, _PARAMETER_END, is_text=is_text)
-            if found is None:
-                return None
 
 
 def _parameter(key: Node, is_text: bool) -> Node:

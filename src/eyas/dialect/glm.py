@@ -12,48 +12,35 @@ object.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
 from eyas.dialect.compose import ComposedDialect
-from eyas.dialect.pairs import Pairs, read_argument
+from eyas.dialect.pairs import Pairs, read_argument, texts_of, write_key
 from eyas.dialect.reasoning import ReasoningFormat, marker
 from eyas.dialect.segment import Reading, StreamReader, Writer
-from eyas.dialect.tools import MarkedCalls, ignore, one_of
-from eyas.grammar import Concat, Literal, Marker, Node, Repeat
+from eyas.dialect.tools import CallsInTags, ignore, literal
+from eyas.grammar import Concat, Literal, Marker, Node
 
 _LINE_END = Marker("\n")
 
 
-class GlmCalls(MarkedCalls):
+class GlmCalls(CallsInTags):
     """Calls of a name, then keys and values between markers. has_lines: with line ends between them."""
 
     def __init__(self, tokenizer: Vocabulary, *, has_lines: bool = True) -> None:
-        self._gap = "\n" if has_lines else ""
-        self.begin: Marker = marker(tokenizer, "<tool_call>")
-        self.end: Marker = marker(tokenizer, "</tool_call>")
+        super().__init__(tokenizer, "\n" if has_lines else "")
         self.key: Marker = marker(tokenizer, "<arg_key>")
         self.key_end: Marker = marker(tokenizer, "</arg_key>")
         self.value: Marker = marker(tokenizer, "<arg_value>")
         self.value_end: Marker = marker(tokenizer, "</arg_value>")
 
-    def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        call = Concat((one_of([self._call(tool) for tool in tools]), self.end))
-        if not several:
-            return call
-        return Concat((call, Repeat(Concat((*self._between, self.begin, call)))))
-
-    @property
-    def _between(self) -> tuple[Node, ...]:
-        return (Literal(self._gap),) if self._gap else ()
-
-    def _call(self, tool: ToolSpec) -> Node:
+    def call(self, tool: ToolSpec) -> Node:
         pairs = Pairs.of(tool).grammar(self._key_and_value_begin, self.value_end, gap=self._gap)
         return Concat((Literal(f"{tool.name}{self._gap}"), *pairs))
 
     def _key_and_value_begin(self, key: Node, is_text: bool) -> Node:
-        return Concat((self.key, key, self.key_end, *self._between, self.value))
+        return Concat((self.key, key, self.key_end, *literal(self._gap), self.value))
 
     def read_after_begin(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
@@ -62,7 +49,7 @@ class GlmCalls(MarkedCalls):
         name = name.strip()
         if found is None or not name:
             return
-        pairs = next((Pairs.of(tool) for tool in tools if tool.name == name), None)
+        is_text = texts_of(tools, name)
         writer.call(name)
         writer.arguments("{")
         separator = ""
@@ -77,10 +64,9 @@ class GlmCalls(MarkedCalls):
             found = yield from reader.until((self.value, self.end), ignore)
             if found != self.value:
                 break
-            writer.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            write_key(writer, key, separator)
             separator = ", "
-            is_text = pairs is not None and pairs.is_text(key)
-            found = yield from read_argument(reader, writer, self.value_end, is_text=is_text)
+            found = yield from read_argument(reader, writer, self.value_end, is_text=is_text(key))
             if found != self.value_end:
                 break
         if found is not None:

@@ -1,5 +1,5 @@
-"""The arguments of a call as pairs of keys and values, with strings without quotes, as GLM and
-DeepSeek-V4 write them.
+"""The arguments of a call as pairs of keys and values, with strings without quotes, as GLM, DeepSeek-V4
+and Qwen3-Coder write them.
 
 Promises: the pairs satisfy the schemas of the properties; what cannot be enforced is refused for strict
 functions. A value that is read becomes JSON.
@@ -9,7 +9,7 @@ Does not know: the markers of a family.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from eyas.core import GrammarError
 from eyas.dialect.base import ToolSpec
 from eyas.dialect.json_text import read_value
 from eyas.dialect.segment import Reading, StreamReader, Writer
-from eyas.dialect.tools import one_of, parameters
+from eyas.dialect.tools import ignore, literal, one_of, parameters
 from eyas.grammar import Concat, FreeText, Json, Literal, Marker, Node, Regex, Repeat
 
 Schema = dict[str, Any] | bool
@@ -78,7 +78,7 @@ class Pairs:
         of its value; it is told whether that is a string. close: the marker after a value. gap: the
         text after a pair."""
         parts: list[Node] = []
-        after = (Literal(gap),) if gap else ()
+        after = literal(gap)
         for key, schema in self.properties.items():
             before = key_to(Literal(key), self.is_text(key))
             pair = Concat((before, self._value(schema, close), *after))
@@ -110,6 +110,48 @@ class Pairs:
                 raise _unsupported(self.tool, "pattern or length", "this string argument")
             return FreeText(until=(close,))
         return Concat((Regex(pattern), close))
+
+
+def texts_of(tools: Sequence[ToolSpec], name: str) -> Callable[[str], bool]:
+    """Return whether the value of a key is a string, for the function with this name; of one that is
+    not among the tools, no value is."""
+    pairs = next((Pairs.of(tool) for tool in tools if tool.name == name), None)
+    return lambda key: pairs is not None and pairs.is_text(key)
+
+
+def read_pairs(
+    reader: StreamReader,
+    writer: Writer,
+    markers: tuple[Marker, tuple[Marker, ...], Marker],
+    ends: tuple[Marker, ...],
+    is_text: Callable[[str, Marker], bool],
+) -> Reading[Marker | None]:
+    """Read pairs through the marker that ends them, write them as a JSON object, and return the marker;
+    None, with the object open, if the stream ends before.
+
+    markers: before a key, the ones that may follow it, and the one after a value. ends: may end the
+    pairs, also within a key. is_text: of a key and the marker after it, whether the value is a string.
+    """
+    begin, key_ends, close = markers
+    writer.arguments("{")
+    separator = ""
+    while (found := (yield from reader.until((begin, *ends), ignore))) == begin:
+        key, found = yield from reader.collect(*key_ends, *ends)
+        if found is None or found not in key_ends:
+            break
+        write_key(writer, key, separator)
+        separator = ", "
+        found = yield from read_argument(reader, writer, close, is_text=is_text(key, found))
+        if found is None:
+            break
+    if found is not None:
+        writer.arguments("}")
+    return found
+
+
+def write_key(writer: Writer, key: str, separator: str) -> None:
+    """Write the key of a pair as JSON. separator: the text after the pair before it."""
+    writer.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
 
 
 def read_argument(

@@ -19,24 +19,19 @@ from collections.abc import Sequence
 from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
 from eyas.dialect.compose import ComposedDialect
 from eyas.dialect.json_text import read_call
-from eyas.dialect.reasoning import ReasoningFormat, marker
+from eyas.dialect.reasoning import ReasoningFormat
 from eyas.dialect.segment import Reading, StreamReader, Writer
-from eyas.dialect.tools import MarkedCalls, arguments, ignore, one_of
-from eyas.grammar import Concat, Literal, Marker, Node, Repeat
+from eyas.dialect.tools import CallsInTags, arguments, ignore
+from eyas.grammar import Concat, Literal, Node
 
 
-class HermesCalls(MarkedCalls):
-    """Calls as JSON objects between <tool_call> and </tool_call>."""
+class HermesCalls(CallsInTags):
+    """Calls as JSON objects."""
 
-    def __init__(self, tokenizer: Vocabulary) -> None:
-        self.begin: Marker = marker(tokenizer, "<tool_call>")
-        self.end: Marker = marker(tokenizer, "</tool_call>")
-
-    def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        call = Concat((one_of([_object(tool) for tool in tools]), self.end))
-        if not several:
-            return call
-        return Concat((call, Repeat(Concat((Literal("\n"), self.begin, call)))))
+    def call(self, tool: ToolSpec) -> Node:
+        name = json.dumps(tool.name, ensure_ascii=False)
+        begin = Literal(f'\n{{"name": {name}, "arguments": ')
+        return Concat((begin, arguments(tool), Literal("}\n")))
 
     def read_after_begin(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
@@ -55,9 +50,3 @@ def qwen3(tokenizer: Vocabulary) -> Dialect:
     return ComposedDialect(
         "qwen3", tokenizer, ReasoningFormat.of(tokenizer), HermesCalls(tokenizer)
     )
-
-
-def _object(tool: ToolSpec) -> Node:
-    name = json.dumps(tool.name, ensure_ascii=False)
-    begin = Literal(f'\n{{"name": {name}, "arguments": ')
-    return Concat((begin, arguments(tool), Literal("}\n")))

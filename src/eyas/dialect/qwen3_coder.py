@@ -14,16 +14,15 @@ object.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
 from eyas.dialect.compose import ComposedDialect
-from eyas.dialect.pairs import Pairs, read_argument
-from eyas.dialect.reasoning import ReasoningFormat, marker
+from eyas.dialect.pairs import Pairs, read_pairs, texts_of
+from eyas.dialect.reasoning import ReasoningFormat
 from eyas.dialect.segment import Reading, StreamReader, Writer
-from eyas.dialect.tools import MarkedCalls, ignore, one_of
-from eyas.grammar import Concat, Literal, Marker, Node, Repeat
+from eyas.dialect.tools import CallsInTags, ignore
+from eyas.grammar import Concat, Literal, Marker, Node
 
 _FUNCTION = Marker("<function=")
 _PARAMETER = Marker("<parameter=")
@@ -32,18 +31,13 @@ _PARAMETER_END = Marker("\n</parameter>")
 _FUNCTION_END = Marker("</function>")
 
 
-class TaggedCalls(MarkedCalls):
+class TaggedCalls(CallsInTags):
     """Calls whose function and parameters are in the names of tags."""
 
-    def __init__(self, tokenizer: Vocabulary) -> None:
-        self.begin: Marker = marker(tokenizer, "<tool_call>")
-        self.end: Marker = marker(tokenizer, "</tool_call>")
-
-    def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        call = Concat((one_of([_call(tool) for tool in tools]), self.end))
-        if not several:
-            return call
-        return Concat((call, Repeat(Concat((Literal("\n"), self.begin, call)))))
+    def call(self, tool: ToolSpec) -> Node:
+        begin = Literal(f"\n{_FUNCTION.text}{tool.name}{_NAME_END.text}")
+        parameters = Pairs.of(tool).grammar(_parameter, _PARAMETER_END)
+        return Concat((begin, *parameters, Literal(f"{_FUNCTION_END.text}\n")))
 
     def read_after_begin(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
@@ -53,41 +47,17 @@ class TaggedCalls(MarkedCalls):
         name, found = yield from reader.collect(_NAME_END, _FUNCTION_END, self.end)
         if found != _NAME_END:
             return
-        pairs = next((Pairs.of(tool) for tool in tools if tool.name == name), None)
+        is_text = texts_of(tools, name)
         writer.call(name)
-        writer.arguments("{")
-        found = yield from self._read_parameters(reader, writer, pairs)
-        if found is not None:
-            writer.arguments("}")
+        found = yield from read_pairs(
+            reader,
+            writer,
+            (_PARAMETER, (_NAME_END,), _PARAMETER_END),
+            (_FUNCTION_END, self.end),
+            lambda key, _: is_text(key),
+        )
         if found == _FUNCTION_END:
             yield from reader.until((self.end,), ignore)
-
-    def _read_parameters(
-        self, reader: StreamReader, writer: Writer, pairs: Pairs | None
-    ) -> Reading[Marker | None]:
-        """Read the parameters of a call through the marker that ends it, and return that; None at the
-        end of the stream."""
-        ends = (_FUNCTION_END, self.end)
-        separator = ""
-        while True:
-            found = yield from reader.until((_PARAMETER, *ends), ignore)
-            if found != _PARAMETER:
-                return found
-            key, found = yield from reader.collect(_NAME_END, *ends)
-            if found != _NAME_END:
-                return found
-            writer.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-            separator = ", "
-            is_text = pairs is not None and pairs.is_text(key)
-            found = yield from read_argument(reader, writer, _PARAMETER_END, is_text=is_text)
-            if found is None:
-                return None
-
-
-def _call(tool: ToolSpec) -> Node:
-    begin = Literal(f"\n{_FUNCTION.text}{tool.name}{_NAME_END.text}")
-    parameters = Pairs.of(tool).grammar(_parameter, _PARAMETER_END)
-    return Concat((begin, *parameters, Literal(f"{_FUNCTION_END.text}\n")))
 
 
 def _parameter(key: Node, is_text: bool) -> Node:

@@ -10,9 +10,10 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from eyas.dialect.base import ToolSpec
+from eyas.dialect.base import ToolSpec, Vocabulary
+from eyas.dialect.reasoning import marker
 from eyas.dialect.segment import WHITE, Reading, StreamReader, Writer
-from eyas.grammar import Choice, Concat, FreeText, Json, Marker, Node
+from eyas.grammar import Choice, Concat, FreeText, Json, Literal, Marker, Node, Repeat
 
 
 class ToolFormat(ABC):
@@ -99,6 +100,25 @@ class MarkedCalls(ToolFormat):
             writer.content(self.begin.text + text)
 
 
+class CallsInTags(MarkedCalls):
+    """A format in which <tool_call> and </tool_call> enclose each call. gap: the text between calls."""
+
+    def __init__(self, tokenizer: Vocabulary, gap: str = "\n") -> None:
+        self.begin: Marker = marker(tokenizer, "<tool_call>")
+        self.end: Marker = marker(tokenizer, "</tool_call>")
+        self._gap = gap
+
+    @abstractmethod
+    def call(self, tool: ToolSpec) -> Node:
+        """Return the grammar of a call between the tags."""
+
+    def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:
+        call = Concat((one_of([self.call(tool) for tool in tools]), self.end))
+        if not several:
+            return call
+        return Concat((call, Repeat(Concat((*literal(self._gap), self.begin, call)))))
+
+
 def arguments(tool: ToolSpec) -> Json:
     """Return the grammar of a call's arguments as JSON."""
     return Json(json.dumps(parameters(tool), ensure_ascii=False), lenient=not tool.strict)
@@ -112,6 +132,11 @@ def parameters(tool: ToolSpec) -> dict:
     if schema.keys() & {"type", "$ref", "anyOf", "oneOf", "allOf"}:
         return schema
     return {"type": "object", **schema}
+
+
+def literal(text: str) -> tuple[Literal, ...]:
+    """Return the parts of a sequence that are this text: none if it is empty."""
+    return (Literal(text),) if text else ()
 
 
 def one_of(options: Sequence[Node]) -> Node:
