@@ -28,10 +28,9 @@ class MaskRequest:
     request's own as well, and may hold anything until all is settled.
 
     num_masks: how many of its rows hold masks; num_legal: tokens that these allow. has_failed: its
-    state has hit a limit. is_late: there was
-    no time for it. is_left_out: it was not begun, since nothing else was waited for any more. is_slow:
-    it was among the last few when a while had passed. repeats_first: another request has its first mask
-    as well.
+    state has hit a limit. is_late: there was no time for it. is_left_out: it was not begun, since
+    nothing else was waited for any more. is_slow: it was among the last few when a while had passed.
+    repeats_first: another request has its first mask as well.
     """
 
     state: State
