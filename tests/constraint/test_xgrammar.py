@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -14,7 +15,7 @@ import pytest
 
 from eyas.constraint import Vocabulary, build_backend
 from eyas.core import GrammarError, GrammarsUnavailable
-from eyas.grammar import Concat, FreeText, Json, Marker, Node, OutputSpec, Regex
+from eyas.grammar import Choice, Concat, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex
 from eyas.schemas import prepare
 from eyas.text import Tokenizer
 from tests.constraint.walking import compiled, ends, letters_of, takes, tokens_of
@@ -72,6 +73,21 @@ def test_without_a_process_for_it_who_asks_is_told_and_later_ones_are_served(
     monkeypatch.setattr(subprocess, "Popen", start)
     assert ends(compiled(backend, Regex("[0-9]")), tokens_of(tokenizer, "1"))
     backend.close()
+
+
+def test_a_process_that_takes_no_question_is_ended_at_the_deadline(
+    xgrammar_backend: Any, vocabulary: Vocabulary, tokenizer: Tokenizer
+) -> None:
+    backend: Any = build_backend("xgrammar", vocabulary, deadline_seconds=1.0)
+    try:
+        compiled_in_time(backend, Regex("a"))
+        backend._compiler._process.send_signal(signal.SIGSTOP)
+        larger_than_a_pipe = Choice(tuple(Literal(f"{index:020}") for index in range(8_000)))
+        with pytest.raises(GrammarError, match="more than 1 seconds"):
+            compiled(backend, larger_than_a_pipe)
+        assert ends(compiled_in_time(backend, Regex("[0-9]")), tokens_of(tokenizer, "1"))
+    finally:
+        backend.close()
 
 
 def test_a_keyword_that_it_ignores_is_refused(xgrammar_backend: Any, tokenizer: Tokenizer) -> None:

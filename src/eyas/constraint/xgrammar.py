@@ -11,13 +11,13 @@ Legend: R mask rows, K 32-bit words of a row.
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -36,7 +36,6 @@ from eyas.constraint.base import (
 )
 from eyas.constraint.faults import described, named
 from eyas.constraint.sources import parsed_json
-from eyas.constraint.threads import started
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.constraint.xgrammar_worker import Answer, Hello, tokenizer_info
 from eyas.core import GrammarError, GrammarsUnavailable
@@ -316,13 +315,16 @@ class _Compiler:
         self._kill()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             python_command("eyas.constraint.xgrammar_worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
         )
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        return process
 
     def _replace(self) -> None:
         self._kill()
@@ -343,34 +345,25 @@ class _Compiler:
         """Send a line and return the next line. TimeoutError; OSError where the process ends."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        started(partial(_write, process.stdin, line), "eyas-compile-ask")
-        return _read_line(process.stdout, seconds)
-
-
-def _write(pipe: Any, data: bytes) -> None:
-    """Write all data; a process that has ended is noticed when its answer is read."""
-    view = memoryview(data)
-    try:
-        while view:
-            view = view[pipe.write(view) :]
-    except (OSError, ValueError):
-        pass
-
-
-def _read_line(pipe: Any, seconds: float) -> bytes:
-    deadline = time.monotonic() + seconds
-    pieces: list[bytes] = []
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        while not (pieces and pieces[-1].endswith(b"\n")):
-            left = deadline - time.monotonic()
-            if left <= 0 or not selector.select(left):
-                raise TimeoutError
-            piece = pipe.read(1 << 20)
-            if not piece:
-                raise OSError("the compiling process ended")
-            pieces.append(piece)
-    return b"".join(pieces)
+        unsent, received, deadline = memoryview(line), bytearray(), time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while not received.endswith(b"\n"):
+                left = deadline - time.monotonic()
+                ready = selector.select(left) if left > 0 else []
+                if not ready:
+                    raise TimeoutError
+                for key, _ in ready:
+                    if key.fileobj is process.stdin:
+                        unsent = unsent[process.stdin.write(unsent) or 0 :]
+                        if not unsent:
+                            selector.unregister(process.stdin)
+                    elif piece := process.stdout.read(1 << 20):
+                        received += piece
+                    else:
+                        raise OSError("the compiling process ended")
+        return bytes(received)
 
 
 def _checked(leaf: Node) -> Node:
