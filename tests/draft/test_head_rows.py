@@ -14,6 +14,7 @@ from functools import partial
 import pytest
 import torch
 
+from eyas.attention.base import PlannedRows
 from eyas.core import DraftTree, Request, SamplingParams
 from eyas.draft import (
     AdaptiveDrafter,
@@ -67,13 +68,13 @@ def whole_text_logits(network: HeadNetwork, text: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         answer = partial(attend_to_everything_before, first=0)
         everything = RowByRow(target.spec.stores, target.dtype, answer, len(padded))
-        _, taps = target.forward(padded, positions, everything, network.taps)
+        _, taps = target.forward(PlannedRows(padded, positions, everything), network.taps)
         features = network._head.combine(taps)
         shifted = torch.cat([torch.zeros_like(features[:1]), features[:-1]])
         answer = partial(attend_to_everything_before, first=1)
         head = network._head
         from_one = RowByRow(head.spec.stores, head.dtype, answer, len(padded))
-        hidden, _ = network._head.forward(padded, positions, shifted, from_one)
+        hidden, _ = network._head.forward(PlannedRows(padded, positions, from_one), shifted)
         hidden = torch.nn.functional.pad(
             hidden[last : last + 1], (0, 0, 0, target.order.pad(1) - 1)
         )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eyas import LLM
-from eyas.attention.base import ContextRun, Layout, NodeGrid
+from eyas.attention.base import ContextRun, Layout, NodeGrid, PlannedRows
 from eyas.attention.triton import TritonAttention
 from eyas.cache.kv import KVStore
 from eyas.config import DraftConfig
@@ -48,11 +48,12 @@ class OnDevice:
         count, device = len(token_ids), slots.device
         padding = self.decoder.order.pad(count) - count
         write_slots_T = torch.cat([slots, slots.new_zeros(padding)])
-        hidden_TD, _ = self.decoder.forward(
+        rows = PlannedRows(
             torch.tensor(token_ids + [0] * padding, device=device),
             torch.tensor(positions + [0] * padding, device=device),
             self.backend.plan(layout, write_slots_T),
         )
+        hidden_TD, _ = self.decoder.forward(rows)
         return self.decoder.logits(hidden_TD)[:count].clone()
 
     def chunk(self, token_ids: list[int], start: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from eyas.attention.base import PlannedRows
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder, load_model
 from eyas.models.heads import DraftHead, has_supported_mtp, load_head, read_head
@@ -76,7 +77,7 @@ def run_tree(head: DraftHead, taps: list[torch.Tensor]) -> list[tuple[torch.Tens
         for step in range(len(LEVELS) + 1):
             tokens = torch.randint(0, VOCAB, (len(parents),), generator=generator)
             attend = cache.extend(parents)
-            hidden, states = head.forward(tokens, attend.positions() + 1, rows, attend)
+            hidden, states = head.forward(PlannedRows(tokens, attend.positions() + 1, attend), rows)
             found.append((head.logits(hidden), states))
             if step == len(LEVELS):
                 break
@@ -250,7 +251,7 @@ def same_model(one: Decoder, other: Decoder) -> bool:
 
     with torch.inference_mode():
         attend = RowByRow(one.spec.stores, one.dtype, answer, len(tokens))
-        outputs = [model.forward(tokens, tokens, attend)[0] for model in (one, other)]
+        outputs = [model.forward(PlannedRows(tokens, tokens, attend))[0] for model in (one, other)]
     return one.spec == other.spec and torch.equal(*outputs)
 
 
@@ -264,8 +265,9 @@ def test_the_first_row_of_an_mtp_layer_does_not_see_its_token(tmp_path: Path) ->
     for token in (5, 6):
         attend = DenseCache(head.spec.stores).extend([-1, 0])
         with torch.inference_mode():
-            rows = head.forward(torch.tensor([token, 9]), torch.tensor([1, 2]), features, attend)[0]
-        outputs.append(rows)
+            rows = PlannedRows(torch.tensor([token, 9]), torch.tensor([1, 2]), attend)
+            hidden = head.forward(rows, features)[0]
+        outputs.append(hidden)
     assert torch.equal(*outputs)
 
 
@@ -315,7 +317,8 @@ def test_a_head_of_random_bfloat16_weights_runs(target_directory: Path, tmp_path
     with torch.inference_mode():
         features = head.combine([tap.bfloat16() for tap in random_taps(head, 2)])
         attend = DenseCache(head.spec.stores, torch.bfloat16).extend([-1, 0])
-        hidden, states = head.forward(torch.tensor([1, 2]), torch.tensor([1, 2]), features, attend)
+        rows = PlannedRows(torch.tensor([1, 2]), torch.tensor([1, 2]), attend)
+        hidden, states = head.forward(rows, features)
         logits = head.logits(hidden)
     assert (logits.dtype, states.dtype, logits.shape) == (torch.float32, torch.bfloat16, (2, 100))
 

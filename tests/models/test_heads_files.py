@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from eyas.attention.base import PlannedRows
 from eyas.layers.rope import RopeSpec
 from eyas.models import Decoder, load_model
 from eyas.models.heads import (
@@ -81,9 +82,11 @@ def outputs(head: DraftHead) -> torch.Tensor:
     with torch.inference_mode():
         attend = cache.extend(range(-1, 5))
         tokens = torch.arange(20, 26)
-        hidden, states = head.forward(tokens, attend.positions() + 1, head.combine(taps), attend)
+        rows = PlannedRows(tokens, attend.positions() + 1, attend)
+        hidden, states = head.forward(rows, head.combine(taps))
         attend = cache.extend([5])
-        last = head.forward(tokens[:1], attend.positions() + 1, states[-1:], attend)[0]
+        last_row = PlannedRows(tokens[:1], attend.positions() + 1, attend)
+        last = head.forward(last_row, states[-1:])[0]
         return head.logits(torch.cat([hidden, last]))
 
 

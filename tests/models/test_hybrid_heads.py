@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
+from eyas.attention.base import PlannedRows
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder, load_model
 from eyas.models.heads import DraftHead, has_supported_mtp, load_head, read_head
@@ -156,9 +157,8 @@ def test_a_head_computes_its_definition(name: str, is_packed: bool, tmp_path: Pa
         rows = slice(start, start + count)
         with torch.inference_mode():
             features_LD = head.combine([states_LD[rows]])
-            hidden_LD, next_LD = head.forward(
-                tokens_L[rows], attend.positions() + 1, features_LD, attend
-            )
+            planned = PlannedRows(tokens_L[rows], attend.positions() + 1, attend)
+            hidden_LD, next_LD = head.forward(planned, features_LD)
             found.append(head.logits(hidden_LD))
         found_states.append(next_LD)
         start += count

@@ -14,6 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from eyas.attention.base import PlannedRows
 from eyas.models import load_model, read_spec
 from eyas.models.checkpoint import Checkpoint
 from eyas.models.locate import locate_model
@@ -67,7 +68,7 @@ def run(decoder: Any) -> torch.Tensor:
 
     attend = RowByRow(decoder.spec.stores, decoder.dtype, answer, len(tokens_T))
     with torch.inference_mode():
-        hidden_TD, _ = decoder.forward(tokens_T, tokens_T, attend)
+        hidden_TD, _ = decoder.forward(PlannedRows(tokens_T, tokens_T, attend))
         return decoder.logits(hidden_TD)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from eyas.attention.base import PlannedRows
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder, load_model, read_spec
 
@@ -32,8 +33,9 @@ def forward(
     num_padding = decoder.order.pad(len(token_ids)) - len(token_ids)
     attend = cache.extend(parents, num_padding)
     tokens_T = torch.tensor(token_ids + [0] * num_padding, device=decoder.device)
+    rows = PlannedRows(tokens_T, attend.positions().to(decoder.device), attend)
     with torch.inference_mode():
-        hidden_TD, _ = decoder.forward(tokens_T, attend.positions().to(decoder.device), attend)
+        hidden_TD, _ = decoder.forward(rows)
         return decoder.logits(hidden_TD)[: len(token_ids)].cpu()
 
 
@@ -90,9 +92,8 @@ def test_taps_are_the_residual_stream_after_k_layers(pair: Pair) -> None:
     token_ids, num_layers = tokens(24), decoder.spec.num_layers
     attend = DenseCache(decoder.spec.stores).extend(chain(0, 24))
     with torch.inference_mode():
-        _, (second, embedded, last) = decoder.forward(
-            torch.tensor(token_ids), attend.positions(), attend, taps=(2, 0, num_layers)
-        )
+        rows = PlannedRows(torch.tensor(token_ids), attend.positions(), attend)
+        _, (second, embedded, last) = decoder.forward(rows, taps=(2, 0, num_layers))
         states = model(torch.tensor([token_ids]), output_hidden_states=True).hidden_states
         if decoder.spec.hyper is not None:  # several residual streams
             embedded, second, last = (
@@ -120,11 +121,12 @@ def test_a_row_has_the_same_bits_in_any_forward_of_the_model(pair: Pair) -> None
     positions_T = torch.randint(0, 500, (300,), generator=torch.Generator().manual_seed(0))
     positions_T %= decoder.max_model_len
     with torch.inference_mode():
-        full, _ = decoder.forward(tokens_T, positions_T, attend(300))
+        full, _ = decoder.forward(PlannedRows(tokens_T, positions_T, attend(300)))
         full_logits = decoder.logits(full)
         for start, stop in ((0, 2), (7, 10), (100, 133), (1, 300), (250, 291)):
             rows = slice(start, stop)
-            hidden, _ = decoder.forward(tokens_T[rows], positions_T[rows], attend(stop - start))
+            chunk = PlannedRows(tokens_T[rows], positions_T[rows], attend(stop - start))
+            hidden, _ = decoder.forward(chunk)
             assert torch.equal(hidden, full[rows])
             assert torch.equal(decoder.logits(hidden), full_logits[rows])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from eyas.attention.base import ContextRun, Layout, NodeGrid
+from eyas.attention.base import ContextRun, Layout, NodeGrid, PlannedRows
 from eyas.attention.reference import ReferenceAttention
 from eyas.cache.kv import KVStore
 from eyas.layers.row_order import RowOrder
@@ -51,11 +51,12 @@ class OneSequence:
         padding = self.decoder.order.pad(count) - count
         write_slots_T = torch.cat([slots, torch.zeros(padding, dtype=torch.int64)])
         with torch.inference_mode():
-            hidden_TD, _ = self.decoder.forward(
+            rows = PlannedRows(
                 torch.tensor(token_ids + [0] * padding),
                 torch.tensor(positions + [0] * padding),
                 self.backend.plan(layout, write_slots_T),
             )
+            hidden_TD, _ = self.decoder.forward(rows)
             return self.decoder.logits(hidden_TD)[:count]
 
     def chunk(self, token_ids: list[int], start: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eyas.attention.base import PlannedRows
 from eyas.cache.store import LayerStore
 from eyas.layers.embedding import Embedding
 from eyas.layers.row_order import RowOrder
@@ -81,18 +82,16 @@ def chain_logits(
     cache = DenseCache(head.spec.stores)
     positions = torch.arange(1, t + 2)
     attend = cache.extend(list(range(-1, t)))
-    hidden, states = head.forward(
-        torch.tensor(tokens[1 : t + 2]), positions, head.combine(taps), attend
-    )
+    rows = PlannedRows(torch.tensor(tokens[1 : t + 2]), positions, attend)
+    hidden, states = head.forward(rows, head.combine(taps))
     found = [head.logits(hidden[-1:])[0]]
     for level in range(1, LEVELS):
         position = t + 1 + level
         if position >= len(tokens):
             break
         attend = cache.extend([t + level - 1])
-        hidden, states = head.forward(
-            torch.tensor([tokens[position]]), torch.tensor([position]), states[-1:], attend
-        )
+        rows = PlannedRows(torch.tensor([tokens[position]]), torch.tensor([position]), attend)
+        hidden, states = head.forward(rows, states[-1:])
         found.append(head.logits(hidden)[0])
     return found
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.attention.base import PlannedRows
 from eyas.layers.rope import rope_frequencies
 from eyas.models import load_model, read_spec
 from eyas.models.heads import read_head
@@ -24,8 +25,9 @@ def test_padded_texts_have_transformers_logits(name: str, tmp_path: Path) -> Non
     texts = [tokens(40, seed=1), tokens(23, seed=2)]
     padded = torch.tensor([text + [0] * (40 - len(text)) for text in texts])
     attend = PaddedAttend(decoder.spec.stores, 2, 40, torch.float32, torch.device("cpu"))
+    rows = PlannedRows(padded.flatten(), torch.arange(40).repeat(2), attend)
     with torch.inference_mode():
-        hidden_TD, _ = decoder.forward(padded.flatten(), torch.arange(40).repeat(2), attend)
+        hidden_TD, _ = decoder.forward(rows)
         logits = decoder.logits(hidden_TD).view(2, 40, -1)
     for found, text in zip(logits, texts, strict=True):
         assert (found[: len(text)] - expected_logits(model, text)).abs().max() <= 2e-5

@@ -111,6 +111,21 @@ class Attend(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """The rows of a forward pass as a network reads them: padded, with their planned attention.
+
+    tokens_T, positions_T: token ids and 0-based positions; T is a count that `RowOrder.pad` returns.
+    rank_rows: number of rows of each rank, padding excluded; empty where ranks have no rows of their
+    own.
+    """
+
+    tokens_T: torch.Tensor
+    positions_T: torch.Tensor
+    attend: Attend
+    rank_rows: tuple[int, ...] = ()
+
+
 class AttentionBackend(Protocol):
     """An implementation of attention over a key/value store.
 

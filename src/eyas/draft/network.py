@@ -96,7 +96,7 @@ class ModelNetwork:
         self, rows: ForwardRows, features_TF: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         planned = plan_rows(rows, self._backend, self._order)
-        hidden_TD, _ = self._model.forward(planned.tokens_T, planned.positions_T, planned.attend)
+        hidden_TD, _ = self._model.forward(planned)
         return wanted_logits(rows, hidden_TD, self._model.logits, self._order), None
 
 
@@ -180,8 +180,6 @@ class HeadNetwork:
         missing = len(planned.tokens_T) - num_rows
         if missing:
             features_TF = torch.nn.functional.pad(features_TF, (0, 0, 0, missing))
-        hidden_TD, states_TF = self._head.forward(
-            planned.tokens_T, planned.positions_T, features_TF, planned.attend
-        )
+        hidden_TD, states_TF = self._head.forward(planned, features_TF)
         logits_RU = wanted_logits(rows, hidden_TD, self._head.logits, self._order)
         return logits_RU, states_TF[:num_rows]

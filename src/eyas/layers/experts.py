@@ -11,13 +11,13 @@ of scores or of shared experts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
+from eyas.attention.base import PlannedRows
 from eyas.kernels.packed import Weight
 from eyas.layers.divided_experts import DividedExperts, chosen
 from eyas.layers.exchanged_experts import ExchangedExperts
@@ -446,16 +446,11 @@ class MixtureOfExperts:
         if self._shared is not None:
             self._shared.seal()
 
-    def __call__(
-        self,
-        x_TD: torch.Tensor,
-        tokens_T: torch.Tensor | None = None,
-        rank_rows: Sequence[int] = (),
-    ) -> torch.Tensor:
+    def __call__(self, x_TD: torch.Tensor, rows: PlannedRows | None = None) -> torch.Tensor:
         """Return the parts of the block's output, float32 [Z, T, D], for an input [T, D].
 
-        tokens_T: ids of the rows' tokens, needed where a table names the experts. rank_rows: number of
-        rows that each rank has, where these are of its own sequences.
+        rows: of the forward pass; needed where a table names each token's experts, and where ranks have
+        rows of their own.
 
         The shared expert's come first: the sum of a block of its own is then the same whether its
         product returned several parts or, for many rows, has added them itself. The chosen experts'
@@ -466,13 +461,14 @@ class MixtureOfExperts:
         scores = self._router(x_TD)
         fixed_TK = None
         if self._table_VK is not None:
-            assert tokens_T is not None, "a table of experts is read by tokens"
-            fixed_TK = self._table_VK[tokens_T]
+            assert rows is not None, "a table of experts is read by tokens"
+            fixed_TK = self._table_VK[rows.tokens_T]
         experts_TK, weights_TK = route(
             scores[..., :num_logits], self._bias_E, self._correction_E, self._routing, fixed_TK
         )
         if self._exchanged is not None:
-            parts = self._exchanged(x_TD, experts_TK, weights_TK, rank_rows)
+            assert rows is not None, "ranks exchange rows of a forward pass"
+            parts = self._exchanged(x_TD, experts_TK, weights_TK, rows.rank_rows)
         else:
             parts = self._experts(x_TD, experts_TK, weights_TK)
         if self._shared is None:

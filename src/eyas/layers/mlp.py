@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from eyas.attention.base import PlannedRows
 from eyas.kernels.packed import Weight, by_row
 from eyas.layers.layouts import UNPACKED, Layouts, common
 from eyas.layers.linear import Linear
@@ -87,8 +88,11 @@ class GatedMlp:
         self._gate_up.seal()
         self._down.seal()
 
-    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the parts of the block's output (`Linear.parts`) for an input [T, D]."""
+    def __call__(self, x_TD: torch.Tensor, rows: PlannedRows | None = None) -> torch.Tensor:
+        """Return the parts of the block's output (`Linear.parts`) for an input [T, D].
+
+        rows: of the forward pass, which only a mixture of experts reads.
+        """
         return self._down.parts(self.inner(x_TD))
 
     def whole(self, x_TD: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from eyas.attention.base import Attend
+from eyas.attention.base import PlannedRows
 from eyas.layers.attention import SelfAttention
 from eyas.layers.delta_net import DeltaNet
 from eyas.layers.embedding import Embedding
@@ -140,15 +140,13 @@ class DecoderLayer:
         stream_TD: torch.Tensor,
         parts: torch.Tensor | None,
         angles: Angles,
-        attend: Attend,
+        rows: PlannedRows,
         input_TI: torch.Tensor | None = None,
-        rank_rows: Sequence[int] = (),
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Run the layer, leaving the sum of its feed-forward block to the next norm of the stream.
 
         parts: the output of the layer before, as parts of a sum that are not yet added to `stream_TD`.
-        input_TI: the input of attention; None is the (normalised) stream. rank_rows: as in
-        `Decoder.forward`.
+        input_TI: the input of attention; None is the (normalised) stream.
         Returns the stream at the layer's input, with `parts` added [T, D]; the stream after attention
         [T, D]; and the parts of the feed-forward output, not yet added.
         """
@@ -158,17 +156,14 @@ class DecoderLayer:
         else:
             stream_TD = added(stream_TD, parts)
             input_TI = stream_TD if input_TI is None else input_TI
-        attended = self._attention(self._index, input_TI, angles, attend)
+        attended = self._attention(self._index, input_TI, angles, rows.attend)
         if self._attention_output_norm is not None:
             attended = self._attention_output_norm.of_parts(attended)
         if self._mlp_norm is not None:
             after_TD, normed_TD = self._mlp_norm.add(stream_TD, attended)
         else:
             after_TD = normed_TD = added(stream_TD, attended)
-        if isinstance(self._mlp, MixtureOfExperts):
-            parts = self._mlp(normed_TD, rank_rows=rank_rows)
-        else:
-            parts = self._mlp(normed_TD)
+        parts = self._mlp(normed_TD, rows)
         if self._mlp_output_norm is not None:
             parts = self._mlp_output_norm.of_parts(parts)
         return stream_TD, after_TD, parts
@@ -337,52 +332,41 @@ class Decoder:
 
     def forward(
         self,
-        tokens_T: torch.Tensor,
-        positions_T: torch.Tensor,
-        attend: Attend,
+        rows: PlannedRows,
         taps: Sequence[int] = (),
-        rank_rows: Sequence[int] = (),
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run all layers.
 
-        tokens_T, positions_T: token ids and 0-based positions of the rows; T is a count that
-        `order.pad` returns. attend: stores keys and values, and computes attention.
         taps: numbers of layers after which to return the residual stream; 0 is the embedding, the
         number of layers plus 1 is the output of the final norm.
-        rank_rows: number of rows that each rank has, padding excluded, where ranks have rows of their
-        own.
         Returns the output of the final norm [T, D], and a tensor for each of `taps`, in order: [T, D],
         or [T, M * D] of a model with M residual streams, its final norm excepted.
         """
-        num_rows = tokens_T.shape[0]
+        num_rows = len(rows.tokens_T)
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
-        angles = window_angles = self._rope.at(positions_T)
+        angles = window_angles = self._rope.at(rows.positions_T)
         if self._window_rope is not None:
-            window_angles = self._window_rope.at(positions_T)
+            window_angles = self._window_rope.at(rows.positions_T)
         of_layers = [angles if window is None else window_angles for window in self.spec.windows]
-        normed_TD, streams = self._run(tokens_T, of_layers, attend, taps, rank_rows)
+        normed_TD, streams = self._run(rows, of_layers, taps)
         streams[len(self._layers) + 1] = normed_TD
         return normed_TD, [streams[tap] for tap in taps]
 
     def _run(
         self,
-        tokens_T: torch.Tensor,
+        rows: PlannedRows,
         of_layers: Sequence[Angles],
-        attend: Attend,
         taps: Sequence[int],
-        rank_rows: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Return the output of the final norm, and the residual stream after the layers in `taps`.
 
-        of_layers: the angles of each layer. rank_rows: as in `forward`.
+        of_layers: the angles of each layer.
         """
-        stream_TD, parts = self.embedding(tokens_T), None
+        stream_TD, parts = self.embedding(rows.tokens_T), None
         streams: dict[int, torch.Tensor] = {}
         for depth, (layer, angles) in enumerate(zip(self._layers, of_layers, strict=True)):
             assert isinstance(layer, DecoderLayer)
-            before_TD, stream_TD, parts = layer(
-                stream_TD, parts, angles, attend, rank_rows=rank_rows
-            )
+            before_TD, stream_TD, parts = layer(stream_TD, parts, angles, rows)
             if depth in taps:
                 streams[depth] = before_TD
         stream_TD, normed_TD = self._norm.add(stream_TD, parts)

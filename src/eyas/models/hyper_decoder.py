@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from eyas.attention.base import Attend
+from eyas.attention.base import PlannedRows
 from eyas.layers.compressed_attention import CompressedAttention
 from eyas.layers.experts import MixtureOfExperts
 from eyas.layers.hyper_connections import Streams
@@ -106,16 +106,15 @@ class HyperLayer:
     def __call__(
         self,
         streams_TMD: torch.Tensor,
-        tokens_T: torch.Tensor,
         angles: Angles,
-        attend: Attend,
+        rows: PlannedRows,
     ) -> torch.Tensor:
-        """Return the streams [T, M, D] after the layer. tokens_T: ids of the rows' tokens."""
+        """Return the streams [T, M, D] after the layer."""
         input_TD, raw_TW = self._attention_connection.sum(streams_TMD, self._attention_norm)
-        parts = self._attention(self._index, input_TD, angles, attend)
+        parts = self._attention(self._index, input_TD, angles, rows.attend)
         streams_TMD = self._attention_connection.mix(streams_TMD, raw_TW, parts)
         input_TD, raw_TW = self._mlp_connection.sum(streams_TMD, self._mlp_norm)
-        parts = self._mlp(input_TD, tokens_T)
+        parts = self._mlp(input_TD, rows)
         return self._mlp_connection.mix(streams_TMD, raw_TW, parts)
 
 
@@ -174,21 +173,21 @@ class HyperDecoder(Decoder):
 
     def _run(
         self,
-        tokens_T: torch.Tensor,
+        rows: PlannedRows,
         of_layers: Sequence[Angles],
-        attend: Attend,
         taps: Sequence[int],
-        rank_rows: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        assert self.spec.hyper is not None and not rank_rows, "ranks do not divide these models"
-        streams_TMD = self.embedding(tokens_T).unsqueeze(1)
+        assert self.spec.hyper is not None and not rows.rank_rows, (
+            "ranks do not divide these models"
+        )
+        streams_TMD = self.embedding(rows.tokens_T).unsqueeze(1)
         streams_TMD = streams_TMD.repeat(1, self.spec.hyper.num_streams, 1)
         tapped: dict[int, torch.Tensor] = {}
         layers = cast(Sequence[HyperLayer], self._layers)
         for depth, (layer, angles) in enumerate(zip(layers, of_layers, strict=True)):
             if depth in taps:
                 tapped[depth] = streams_TMD.flatten(1)
-            streams_TMD = layer(streams_TMD, tokens_T, angles, attend)
+            streams_TMD = layer(streams_TMD, angles, rows)
         tapped[len(layers)] = streams_TMD.flatten(1)
         return self._collapse.sum(streams_TMD, self._norm)[0], tapped
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from eyas.attention.base import Attend, AttentionBackend
+from eyas.attention.base import AttentionBackend, PlannedRows
 from eyas.cache.slots import NULL_SLOT
 from eyas.kernels import usable
 from eyas.layers.row_order import RowOrder
@@ -38,16 +38,12 @@ class Output:
     write_slots_T: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRows:
-    """Padded rows with their planned attention: the input of a network."""
-
-    tokens_T: torch.Tensor
-    positions_T: torch.Tensor
-    attend: Attend
-
-
-def plan_rows(rows: ForwardRows, backend: AttentionBackend, order: RowOrder) -> PlannedRows:
+def plan_rows(
+    rows: ForwardRows,
+    backend: AttentionBackend,
+    order: RowOrder,
+    rank_rows: tuple[int, ...] = (),
+) -> PlannedRows:
     """Pad the rows of a forward pass to a count with a fixed reduction order, and plan its
     attention."""
     tokens_T, positions_T, slots_T = rows.tokens_T, rows.positions_T, rows.write_slots_T
@@ -55,7 +51,7 @@ def plan_rows(rows: ForwardRows, backend: AttentionBackend, order: RowOrder) -> 
     if missing:
         tokens_T, positions_T = pad(tokens_T, (0, missing)), pad(positions_T, (0, missing))
         slots_T = pad(slots_T, (0, missing), value=NULL_SLOT)
-    return PlannedRows(tokens_T, positions_T, backend.plan(rows.layout, slots_T))
+    return PlannedRows(tokens_T, positions_T, backend.plan(rows.layout, slots_T), rank_rows)
 
 
 def wanted_logits(
@@ -120,10 +116,8 @@ class ModelRunner:
 
     def _forward(self, rows: ForwardRows, taps: tuple[int, ...]) -> Output:
         share = AllRows(rows) if self._sequences is None else self._sequences.own(rows)
-        planned = plan_rows(share.rows, self.backend, self.order)
-        hidden_TD, tapped = self.model.forward(
-            planned.tokens_T, planned.positions_T, planned.attend, taps, share.rank_rows
-        )
+        planned = plan_rows(share.rows, self.backend, self.order, share.rank_rows)
+        hidden_TD, tapped = self.model.forward(planned, taps)
         if rows.logits_rows_R is not None:
             hidden_TD = share.everywhere(hidden_TD)
         return Output(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from eyas.attention.base import Attend
+from eyas.attention.base import PlannedRows
 from eyas.layers.linear import Linear
 from eyas.models.heads.network import DraftHead, Filled
 from eyas.models.heads.spec import HeadSpec
@@ -47,24 +47,21 @@ class HyperHead(DraftHead):
         ]
 
     def forward(
-        self,
-        tokens_T: torch.Tensor,
-        positions_T: torch.Tensor,
-        features_TF: torch.Tensor,
-        attend: Attend,
+        self, rows: PlannedRows, features_TF: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert len(tokens_T) == self.order.pad(len(tokens_T)), "rows are padded by RowOrder.pad"
+        num_rows = len(rows.tokens_T)
+        assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
         norms, num = self._norms, self.spec.num_streams
-        embedded_TD = norms["embedding_norm"].add(self._embedding(tokens_T), None)[1]
+        embedded_TD = norms["embedding_norm"].add(self._embedding(rows.tokens_T), None)[1]
         embedded_TD = self._embedding_fc(embedded_TD)
         streams = [
             embedded_TD + self._feature_fc(norms["feature_norm"].add(feature_TD, None)[1])
             for feature_TD in features_TF.chunk(num, 1)
         ]
         streams_TMD = torch.stack(streams, 1)
-        angles = self._rope.at(positions_T)
+        angles = self._rope.at(rows.positions_T)
         for layer in self._stream_layers:
-            streams_TMD = layer(streams_TMD, tokens_T, angles, attend)
+            streams_TMD = layer(streams_TMD, angles, rows)
         return self._collapse.sum(streams_TMD, norms["norm"])[0], streams_TMD.flatten(1)
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from eyas.attention.base import Attend
+from eyas.attention.base import PlannedRows
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.norm import RMSNorm
@@ -163,31 +163,26 @@ class DraftHead:
         return self._fc(states_TI)[:num_rows]
 
     def forward(
-        self,
-        tokens_T: torch.Tensor,
-        positions_T: torch.Tensor,
-        features_TF: torch.Tensor,
-        attend: Attend,
+        self, rows: PlannedRows, features_TF: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the input of `logits` [T, D], and the features [T, F] of the next level's rows.
 
-        positions_T: 0-based positions of the tokens. features_TF: from `combine` for the position
-        before the token, or returned by this method for the token's parent. T is a count that
-        `order.pad` returns.
+        features_TF: from `combine` for the position before each row's token, or returned by this
+        method for the token's parent.
         """
-        spec, num_rows = self.spec, tokens_T.shape[0]
+        spec, num_rows = self.spec, len(rows.tokens_T)
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
-        joined_T2D = self._joined(tokens_T, positions_T, features_TF)
+        joined_T2D = self._joined(rows, features_TF)
         stream_TD = features_TF
         if not spec.fuses_states:
             stream_TD, joined_T2D = self._fc(joined_T2D), None
         elif spec.norm_before_residual:
             first = self.spec.hidden_size if spec.embedding_first else 0
             stream_TD = joined_T2D[:, first : first + self.feature_size].contiguous()
-        angles = self._rope.at(positions_T)
+        angles = self._rope.at(rows.positions_T)
         parts = None
         for layer in self._layers:
-            _, stream_TD, parts = layer(stream_TD, parts, angles, attend, joined_T2D)
+            _, stream_TD, parts = layer(stream_TD, parts, angles, rows, joined_T2D)
             joined_T2D = None
         if spec.final_norm:
             stream_TD, hidden_TD = self._norms["norm"].add(stream_TD, parts)
@@ -195,9 +190,7 @@ class DraftHead:
             stream_TD = hidden_TD = added(stream_TD, parts)
         return hidden_TD, hidden_TD if spec.norm_output else stream_TD
 
-    def _joined(
-        self, tokens_T: torch.Tensor, positions_T: torch.Tensor, features_TF: torch.Tensor
-    ) -> torch.Tensor:
+    def _joined(self, rows: PlannedRows, features_TF: torch.Tensor) -> torch.Tensor:
         """Concatenate the embedding and the feature of each row, normalised where the spec says so."""
         spec = self.spec
         embedding_weight = feature_weight = None
@@ -205,8 +198,8 @@ class DraftHead:
             embedding_weight = self._norms["embedding_norm"].weight
             feature_weight = self._norms["feature_norm"].weight
         return join(
-            tokens_T,
-            positions_T,
+            rows.tokens_T,
+            rows.positions_T,
             self._embedding.weight_VD,
             features_TF,
             embedding_weight,

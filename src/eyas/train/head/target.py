@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eyas.attention.base import KVDestination
+from eyas.attention.base import KVDestination, PlannedRows
 from eyas.cache.store import LayerStore, Store
 from eyas.models import Decoder
 from eyas.models.load import read_head_weight
@@ -157,7 +157,8 @@ class Target:
         stores = self.decoder.spec.stores
         attend = PaddedAttend(stores, num_texts, num_places, self.dtype, self.device)
         positions = torch.arange(num_places, device=tokens_BL.device).repeat(num_texts)
-        final, tapped = self.decoder.forward(tokens_BL.reshape(-1), positions, attend, self.taps)
+        rows = PlannedRows(tokens_BL.reshape(-1), positions, attend)
+        final, tapped = self.decoder.forward(rows, self.taps)
         return torch.cat(tapped, -1), final
 
     @torch.no_grad()
