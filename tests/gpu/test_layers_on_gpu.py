@@ -18,6 +18,7 @@ from eyas.config import (
     SchedulerConfig,
 )
 from eyas.kernels.packed import Layout, PackedWeight
+from eyas.layers.compute import Compute
 from eyas.layers.experts import ExpertSpec, MixtureOfExperts
 from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder
@@ -160,9 +161,7 @@ def test_a_shared_expert_among_the_others_has_the_same_bits_beside_any_rows(
     layer = MixtureOfExperts(
         hidden,
         spec,
-        dtype=torch.bfloat16,
-        device=device,
-        order=RowOrder(products=Products(True, device, 512)),
+        Compute(torch.bfloat16, device, RowOrder(products=Products(True, device, 512))),
         layouts={} if layout is None else dict.fromkeys(parts, layout),
     )
     values: dict[str, torch.Tensor] = {}

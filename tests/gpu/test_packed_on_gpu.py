@@ -10,6 +10,7 @@ import torch
 from eyas.kernels import experts, gemm
 from eyas.kernels.packed import Layout, PackedWeight
 from eyas.kernels.tiles import MANY_ROWS, PACKED_TILES, tiles_for
+from eyas.layers.compute import Compute
 from eyas.layers.gemm_variants import PARTS_SPLITS
 from eyas.layers.linear import Linear
 from eyas.layers.products import Products
@@ -103,8 +104,7 @@ def test_every_number_has_its_value_beside_rows_of_any_size(layout: Layout, powe
 def test_a_layer_has_the_bits_of_its_weight_by_every_variant(layout: Layout, exact: bool) -> None:
     order = RowOrder(products=Products(exact, CUDA, 600))
     parts = {"gate": 512, "up": 512}
-    options = {"dtype": torch.bfloat16, "device": CUDA, "order": order}
-    packed = Linear(1024, parts, layout=layout, **options)  # type: ignore[arg-type]
+    packed = Linear(1024, parts, Compute(torch.bfloat16, CUDA, order), layout=layout)
     source = random_weight(layout, 1024, 1024, dtype=torch.bfloat16, device=CUDA)
     for index, part in enumerate(parts):
         rows = source[512 * index : 512 * (index + 1)]

@@ -15,6 +15,7 @@ from eyas.kernels.activation import gated_silu
 from eyas.kernels.packed import Layout, PackedWeight
 from eyas.layers import apply
 from eyas.layers import linear as linear_module
+from eyas.layers.compute import Compute
 from eyas.layers.gemm_variants import (
     LIBRARY,
     MANY_ROWS,
@@ -92,7 +93,7 @@ def all_ways(role: Role, dtype: torch.dtype) -> list[tuple[int, GemmVariant]]:
 def linear_of(way: GemmVariant, *, bias: bool, dtype: torch.dtype, device: torch.device) -> Linear:
     parts = {"gate": SIZE // 2, "up": SIZE // 2}
     order = order_of(way, device)
-    linear = Linear(NUM_IN, parts, bias=bias, dtype=dtype, device=device, order=order)
+    linear = Linear(NUM_IN, parts, Compute(dtype, device, order), bias=bias)
     generator = torch.Generator(device).manual_seed(0)
     for view in linear.parameters().values():
         numbers = torch.randint(-4, 5, view.shape, generator=generator, device=device)
@@ -137,8 +138,7 @@ def test_a_packed_layer_has_the_bits_of_its_values(device: torch.device, layout:
         way = candidates(product, count, library=True, warpgroups=True)[0]
         assert way.tile is not None
         order = order_of(way, device)
-        options: dict[str, Any] = {"dtype": dtype, "device": device, "order": order}
-        linear = Linear(num_in, parts, layout=layout, **options)
+        linear = Linear(num_in, parts, Compute(dtype, device, order), layout=layout)
         for index, part in enumerate(parts):
             rows = linear.parameters()[f"{part}.weight"]
             assert isinstance(rows, PackedWeight) and linear.tensors() == {}
@@ -171,7 +171,7 @@ def test_logits_run_by_any_way(device: torch.device, has_out: bool) -> None:
     for count in COUNTS:
         for way in candidates(product, count, library=True):
             order = order_of(way, device)
-            head = LogitsHead(100, 96, dtype=dtype, device=device, order=order)
+            head = LogitsHead(100, 96, Compute(dtype, device, order))
             (weight_VI,) = head.parameters()
             weight_VI.copy_(quarters(100, 96, dtype=dtype, device=device))
             head.seal()

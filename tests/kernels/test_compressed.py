@@ -17,6 +17,7 @@ from eyas.attention.triton_compressed import entry_shapes
 from eyas.cache.kv import KVStore
 from eyas.cache.store import CompressedStore, LayerStore
 from eyas.kernels import attention_entries, indexer
+from eyas.layers.compute import Compute
 from eyas.layers.rope import RopeSpec, RopeTable
 from eyas.ops.add_norm import new_weight
 from eyas.ops.compress import Compression, Pooling, chosen_entries
@@ -57,7 +58,7 @@ class Rows:
         self.backend = backend(kv)  # type: ignore[call-arg]
         self.sinks_N = noise(NUM_HEADS)
         spec = RopeSpec("default", 10000.0, 8, is_interleaved=True)
-        self.table = RopeTable(spec, 200, dtype=torch.float32, device=CPU)
+        self.table = RopeTable(spec, 200, Compute(torch.float32, CPU))
         self.noise, self.pooling = noise, {}
         self.num_inputs = HEAD_DIM
         if isinstance(self.store, CompressedStore):

@@ -13,6 +13,7 @@ from eyas.kernels import gemm
 from eyas.kernels.head_product import TILES, head_product
 from eyas.kernels.tiles import FLOAT32_TILES
 from eyas.layers import linear
+from eyas.layers.compute import Compute
 from eyas.layers.latent_attention import LatentAttention, LatentSizes
 from eyas.layers.products import Products
 from eyas.layers.rope import RopeSpec, RopeTable
@@ -102,7 +103,7 @@ class Scene:
         heads_TNX = torch.randn(num_rows, self.num_heads, 16 + self.rotated, device=device)
         self.rotated_TNH = heads_TNX.to(dtype)[..., 16:]
         spec = RopeSpec("default", 10000.0, self.rotated)
-        self.table = RopeTable(spec, 300, dtype=dtype, device=device)
+        self.table = RopeTable(spec, 300, Compute(dtype, device))
         self.positions_T = torch.randint(0, 300, (num_rows,), device=device)
         self.slots_T = 1 + torch.randperm(49, device=device)[:num_rows]
         self.kv_S1GD = torch.full((50, 1, 1, width), 7.0, dtype=dtype, device=device)
@@ -253,15 +254,15 @@ def test_a_layer_by_kernels_is_the_layer_by_torch(
     monkeypatch.setattr(gemm, "product", late)
     monkeypatch.setattr(linear, "pack_weight", lambda weight_OI: None)
     for order in (RowOrder(), RowOrder(products=products)):
-        options = {"dtype": torch.float32, "device": device, "order": order}
-        layer = LatentAttention(64, 3, sizes, head_layout=rope.head_layout, **options)  # type: ignore[arg-type]
+        compute = Compute(torch.float32, device, order)
+        layer = LatentAttention(64, 3, sizes, compute, head_layout=rope.head_layout)
         generator = torch.Generator().manual_seed(1)
         for name, parameter in layer.parameters().items():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(1 + 0.2 * noise if "norm" in name else 0.2 * noise)
         layer.seal()
         attend = DenseCache([store], device=device).extend(range(-1, 4))
-        angles = RopeTable(rope, 16, dtype=torch.float32, device=device).at(
+        angles = RopeTable(rope, 16, Compute(torch.float32, device)).at(
             attend.positions().to(device)
         )
         with monkeypatch.context() as patch:

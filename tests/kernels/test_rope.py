@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from eyas.layers.compute import Compute
 from eyas.layers.rope import RopeSpec, RopeTable
 from eyas.ops.rotate_and_store import HeadNorm, KVDestination, rotate_and_store
 from tests.kernels.hopper import Job, compile_for_hopper
@@ -35,7 +36,7 @@ class Scene:
         width = (num_query + 2 * num_kv) * head_dim
         self.heads_TX = torch.randn(num_rows, width + 16, device=device).to(dtype)[:, :width]
         spec = RopeSpec("default", 10000.0, head_dim)
-        self.table = RopeTable(spec, 300, dtype=dtype, device=device)
+        self.table = RopeTable(spec, 300, Compute(dtype, device))
         self.positions_T = torch.randint(0, 300, (num_rows,), device=device)
         self.slots_T = 1 + torch.randperm(num_slots - 1, device=device)[:num_rows]
         kv_shape = (num_slots, 2, num_kv, head_dim)

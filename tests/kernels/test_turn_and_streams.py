@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eyas.layers.compute import Compute
 from eyas.layers.rope import RopeSpec, RopeTable
 from eyas.ops.add_norm import new_weight
 from eyas.ops.gate import gate
@@ -29,14 +30,14 @@ def test_heads_are_normalised_and_turned(
     x_TNH = wide[..., 8:]  # 80 of a head, 32 of them rotated
     spec = RopeSpec("default", 10000.0, 32, is_interleaved=True)
     positions_T = torch.tensor([0, 7, 3, 99, 7], device=device)
-    angles = RopeTable(spec, 100, dtype=dtype, device=device).at(positions_T)
+    angles = RopeTable(spec, 100, Compute(dtype, device)).at(positions_T)
     weight = new_weight(80, dtype, device)
     weight *= 1.5
     for epsilon, own in ((None, None), (EPSILON, None), (EPSILON, weight)):
         expected = turn_heads.by_torch(x_TNH, angles, epsilon, own, backwards=backwards)
         found = turn_heads.by_kernel(x_TNH, angles, epsilon, own, backwards=backwards)
         torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCES[dtype])
-        some = RopeTable(spec, 100, dtype=dtype, device=device).at(positions_T[2:4])
+        some = RopeTable(spec, 100, Compute(dtype, device)).at(positions_T[2:4])
         alone = turn_heads.by_kernel(x_TNH[2:4], some, epsilon, own, backwards=backwards)
         assert torch.equal(alone, found[2:4])
 
@@ -52,7 +53,7 @@ def test_queries_keys_and_an_indexers_heads_are_turned_at_once(
     wide = torch.randn(4, 70, generator=generator).to(device, dtype)
     spec = RopeSpec("default", 10000.0, 16, is_interleaved=True)
     positions_T = torch.tensor([0, 7, 3, 99], device=device)
-    angles = RopeTable(spec, 100, dtype=dtype, device=device).at(positions_T)
+    angles = RopeTable(spec, 100, Compute(dtype, device)).at(positions_T)
     weight = new_weight(48, dtype, device)
     weight *= 1.5
     found, expected = wide.clone(), wide.clone()

@@ -9,6 +9,7 @@ import torch
 
 from eyas.kernels.packed import Layout, PackedWeight
 from eyas.layers import apply, experts, linear
+from eyas.layers.compute import Compute
 from eyas.layers.experts import ExpertSpec, MixtureOfExperts
 from eyas.layers.layouts import UNPACKED, Layouts
 from eyas.layers.products import Products
@@ -45,7 +46,7 @@ def layer_of(
     spec: ExpertSpec, order: RowOrder, layouts: Layouts = UNPACKED, shard: Shard = WHOLE
 ) -> MixtureOfExperts:
     return MixtureOfExperts(
-        HIDDEN, spec, dtype=torch.float32, device=CPU, order=order, layouts=layouts, shard=shard
+        HIDDEN, spec, Compute(torch.float32, CPU, order), layouts=layouts, shard=shard
     )
 
 

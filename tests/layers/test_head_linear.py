@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eyas.layers.compute import Compute
 from eyas.layers.head_linear import HeadLinear
 from eyas.layers.row_order import RowOrder
 from eyas.layers.row_probe import find_row_order
@@ -27,7 +28,9 @@ def test_each_head_has_its_own_product(shape: tuple[int, int, int], order: RowOr
     weight_NOI, x_TNI = heads(shape, torch.float32)
     x_TNI = x_TNI[: order.pad(70)]
     out_TNX = torch.full((len(x_TNI), shape[0], shape[1] + 5), 7.0)
-    HeadLinear(weight_NOI, order=order)(x_TNI, out_TNX[..., : shape[1]])
+    HeadLinear(weight_NOI, Compute(torch.float32, torch.device("cpu"), order))(
+        x_TNI, out_TNX[..., : shape[1]]
+    )
     expected = torch.einsum("tni,noi->tno", x_TNI, weight_NOI)
     assert torch.allclose(out_TNX[..., : shape[1]], expected, atol=1e-5)
     assert bool((out_TNX[..., shape[1] :] == 7).all())
@@ -40,7 +43,10 @@ def test_a_row_has_the_same_bits_in_any_call(
     weight_NOI, x_TNI = heads(shape, dtype)
     found = find_row_order([shape[1:]], dtype, len(x_TNI))
     assert found.exact
-    product, order = HeadLinear(weight_NOI, order=found.order), found.order
+    product, order = (
+        HeadLinear(weight_NOI, Compute(dtype, torch.device("cpu"), found.order)),
+        found.order,
+    )
 
     def run(first: int, count: int) -> torch.Tensor:
         rows = torch.nn.functional.pad(

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.layers import linear as linear_module
+from eyas.layers.compute import Compute
 from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.norm import RMSNorm
 from eyas.layers.row_order import RowOrder
@@ -15,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def filled(dtype: torch.dtype, order: RowOrder) -> tuple[Linear, torch.Tensor, torch.Tensor]:
-    linear = Linear(40, {"q": 24, "k": 8}, bias=True, dtype=dtype, device=CPU, order=order)
+    linear = Linear(40, {"q": 24, "k": 8}, Compute(dtype, CPU, order), bias=True)
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(32, 40, generator=generator), torch.randn(32, generator=generator)
     views = linear.parameters()
@@ -53,7 +54,7 @@ def test_logits_are_not_rounded_to_the_models_type(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear_module, "HEAD_BLOCK_BYTES", 40 * 4 * 13)
-    head = LogitsHead(50, 40, dtype=dtype, device=CPU, order=RowOrder(2))
+    head = LogitsHead(50, 40, Compute(dtype, CPU, RowOrder(2)))
     weight = torch.randn(50, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
     blocks = head.parameters()
     assert [len(block) for block in blocks] == [13, 13, 13, 11]
@@ -67,7 +68,7 @@ def test_logits_are_not_rounded_to_the_models_type(
 
 
 def test_a_norm_divides_by_the_root_mean_square() -> None:
-    norm = RMSNorm(48, 1e-5, dtype=torch.float32, device=CPU)
+    norm = RMSNorm(48, 1e-5, Compute(torch.float32, CPU))
     weight = torch.randn(48, generator=torch.Generator().manual_seed(0))
     norm.parameter().copy_(weight)
     x = torch.randn(4, 48, generator=torch.Generator().manual_seed(1)) * torch.tensor(

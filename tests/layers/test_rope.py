@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
+from eyas.layers.compute import Compute
 from eyas.layers.rope import ROPE_KINDS, RopeTable
 from eyas.models.config_file import UNSCALED_ROPE_KINDS, ConfigFile
 from eyas.ops.rotate_and_store import rotate
@@ -94,7 +95,7 @@ def test_tables_and_rotations_match_transformers(parameters: dict[str, Any], tmp
     cosine, sine = LlamaRotaryEmbedding(config)(q, positions.unsqueeze(0))
     expected, _ = apply_rotary_pos_emb(q, q, cosine, sine)
     spec = config_file(tmp_path, rope_parameters=parameters).rope(head_dim)
-    table = RopeTable(spec, count, dtype=torch.float32, device=torch.device("cpu"))
+    table = RopeTable(spec, count, Compute(torch.float32, torch.device("cpu")))
     ours = table.at(positions).rows()
     assert torch.allclose(ours[0][:, 0], cosine[0], atol=2e-6)
     assert torch.allclose(ours[1][:, 0, 32:], sine[0, :, 32:], atol=2e-6)
@@ -105,10 +106,10 @@ def test_tables_and_rotations_match_transformers(parameters: dict[str, Any], tmp
 
 def test_a_table_may_lag_behind_its_positions(tmp_path: Any) -> None:
     spec = config_file(tmp_path, rope_parameters=PARAMETERS[0]).rope(64)
-    options: dict[str, Any] = {"dtype": torch.bfloat16, "device": torch.device("cpu")}
+    compute = Compute(torch.bfloat16, torch.device("cpu"))
     positions = torch.arange(50)
-    lagging = RopeTable(spec, 50, lag=1, **options).at(positions).rows()
-    plain = RopeTable(spec, 50, **options).at((positions - 1).clamp(min=0)).rows()
+    lagging = RopeTable(spec, 50, compute, lag=1).at(positions).rows()
+    plain = RopeTable(spec, 50, compute).at((positions - 1).clamp(min=0)).rows()
     assert all(torch.equal(one, other) for one, other in zip(lagging, plain, strict=True))
 
 

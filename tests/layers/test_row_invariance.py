@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from eyas.layers.compute import Compute
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.mlp import GatedMlp
@@ -70,7 +71,7 @@ def test_the_gated_activation_is_row_invariant(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [320, 100, 1001])
 def test_the_norm_is_row_invariant(threads: int, size: int, dtype: torch.dtype) -> None:
-    norm = RMSNorm(size, 1e-6, dtype=dtype, device=CPU)
+    norm = RMSNorm(size, 1e-6, Compute(dtype, CPU))
     norm.parameter().copy_(random(size, dtype=torch.float32))
     assert_rows_are_independent(norm, random(NUM_ROWS, size, dtype=dtype), MANY_COUNTS)
 
@@ -78,7 +79,7 @@ def test_the_norm_is_row_invariant(threads: int, size: int, dtype: torch.dtype) 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [64, 20])
 def test_the_rotation_is_row_invariant(threads: int, head_dim: int, dtype: torch.dtype) -> None:
-    table = RopeTable(RopeSpec("default", 1e4, head_dim), NUM_ROWS, dtype=dtype, device=CPU)
+    table = RopeTable(RopeSpec("default", 1e4, head_dim), NUM_ROWS, Compute(dtype, CPU))
     x = random(NUM_ROWS, 8 * head_dim + 1, dtype=dtype)
     x[:, -1] = torch.arange(NUM_ROWS) % 200
 
@@ -91,7 +92,7 @@ def test_the_rotation_is_row_invariant(threads: int, head_dim: int, dtype: torch
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_embedding_copies_rows(dtype: torch.dtype) -> None:
-    embedding = Embedding(50, 33, dtype=dtype, device=CPU)
+    embedding = Embedding(50, 33, Compute(dtype, CPU))
     embedding.weight_VD.copy_(random(50, 33, dtype=dtype))
     tokens_T = torch.arange(NUM_ROWS) % 50
     assert torch.equal(embedding(tokens_T), embedding.weight_VD[tokens_T])
@@ -104,9 +105,7 @@ def test_a_product_is_row_invariant_at_the_order_found(
 ) -> None:
     report = find_row_order([shape], dtype, NUM_ROWS)
     assert report.exact, report.reason
-    linear = Linear(
-        shape[1], {"only": shape[0]}, bias=True, dtype=dtype, device=CPU, order=report.order
-    )
+    linear = Linear(shape[1], {"only": shape[0]}, Compute(dtype, CPU, report.order), bias=True)
     for view in linear.parameters().values():
         view.copy_(random(*view.shape, dtype=dtype, scale=0.1))
     linear.seal()
@@ -120,7 +119,7 @@ def test_a_product_is_row_invariant_at_the_order_found(
 def test_the_feed_forward_block_is_row_invariant(threads: int, dtype: torch.dtype) -> None:
     shapes = [(2 * 352, 96), (96, 352)]
     order = find_row_order(shapes, dtype, NUM_ROWS).order
-    mlp = GatedMlp(96, 352, bias=False, dtype=dtype, device=CPU, order=order)
+    mlp = GatedMlp(96, 352, Compute(dtype, CPU, order), bias=False)
     for view in mlp.parameters().values():
         view.copy_(random(*view.shape, dtype=dtype, scale=0.2))
     mlp.seal()
@@ -132,7 +131,7 @@ def test_the_feed_forward_block_is_row_invariant(threads: int, dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_head_is_row_invariant_and_gives_float32(threads: int, dtype: torch.dtype) -> None:
     order = find_row_order([], dtype, NUM_ROWS, heads=[(999, 96)]).order
-    head = LogitsHead(999, 96, dtype=dtype, device=CPU, order=order)
+    head = LogitsHead(999, 96, Compute(dtype, CPU, order))
     for block in head.parameters():
         block.copy_(random(*block.shape, dtype=dtype))
     head.seal()
@@ -147,8 +146,8 @@ def test_the_head_is_row_invariant_and_gives_float32(threads: int, dtype: torch.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_elementwise_layers_are_row_invariant_on_a_gpu(dtype: torch.dtype) -> None:
     gpu = torch.device("cuda")
-    norm = RMSNorm(1001, 1e-6, dtype=dtype, device=gpu)
-    table = RopeTable(RopeSpec("default", 1e4, 64), 512, dtype=dtype, device=gpu)
+    norm = RMSNorm(1001, 1e-6, Compute(dtype, gpu))
+    table = RopeTable(RopeSpec("default", 1e4, 64), 512, Compute(dtype, gpu))
     x = random(NUM_ROWS, 2048, dtype=dtype).to(gpu)
     angles = table.at(torch.zeros(1, dtype=torch.int64, device=gpu) + 7).rows()
     counts = list(range(1, NUM_ROWS + 1, 7))

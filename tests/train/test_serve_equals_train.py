@@ -7,6 +7,7 @@ import torch
 
 from eyas.attention.base import PlannedRows
 from eyas.cache.store import LayerStore
+from eyas.layers.compute import Compute
 from eyas.layers.embedding import Embedding
 from eyas.layers.row_order import RowOrder
 from eyas.models.heads import DraftHead
@@ -28,7 +29,7 @@ def served(trained: TrainableHead) -> DraftHead:
     """The same weights behind the engine's network."""
     spec = trained.spec
     device = torch.device("cpu")
-    embedding = Embedding(spec.vocab_size, spec.hidden_size, dtype=torch.float32, device=device)
+    embedding = Embedding(spec.vocab_size, spec.hidden_size, Compute(torch.float32, device))
     embedding.weight_VD.copy_(trained.get_buffer("_embedding_VD"))
     head = DraftHead(
         spec,

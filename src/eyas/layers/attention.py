@@ -13,10 +13,10 @@ import torch
 
 from eyas.attention.base import Attend
 from eyas.kernels.packed import by_row
+from eyas.layers.compute import Compute
 from eyas.layers.layouts import UNPACKED, Layouts, common
 from eyas.layers.linear import Linear
 from eyas.layers.projection_norms import ProjectionNorms
-from eyas.layers.row_order import RowOrder
 from eyas.layers.row_parallel import summing_linear
 from eyas.ops.gate_heads import gate_heads
 from eyas.ops.rotate_and_store import Angles, HeadNorm, rotate_and_store
@@ -41,13 +41,11 @@ class SelfAttention:
         num_query_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        compute: Compute,
         *,
         qkv_bias: bool,
         output_bias: bool,
         qk_norm_epsilon: float | None,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
         input_size: int | None = None,
         norms_projections: bool = False,
         qk_norm_offset: float = 0.0,
@@ -79,26 +77,22 @@ class SelfAttention:
         self._qkv = Linear(
             input_size or hidden_size,
             projected,
+            compute,
             bias=qkv_bias,
-            dtype=dtype,
-            device=device,
-            order=order,
             layout=common(layouts, parts),
         )
         self._o = summing_linear(
             queries.times(head_dim),
             "o",
             hidden_size,
+            compute,
             bias=output_bias,
-            dtype=dtype,
-            device=device,
-            order=order,
             shard=shard,
             layout=common(layouts, ("o",)),
         )
         self._sinks_N: torch.Tensor | None = None
         if has_sinks:
-            self._sinks_N = torch.empty(num_query_heads, dtype=torch.float32, device=device)
+            self._sinks_N = torch.empty(num_query_heads, dtype=torch.float32, device=compute.device)
         self._epsilon = qk_norm_epsilon
         self._q_weight_H: torch.Tensor | None = None
         self._k_weight_H: torch.Tensor | None = None
@@ -106,16 +100,11 @@ class SelfAttention:
         self._projection_norms: ProjectionNorms | None = None
         if qk_norm_epsilon is not None and norms_projections:
             self._projection_norms = ProjectionNorms(
-                queries.times(head_dim),
-                keys.times(head_dim),
-                qk_norm_epsilon,
-                dtype=dtype,
-                device=device,
-                shard=shard,
+                queries.times(head_dim), keys.times(head_dim), qk_norm_epsilon, compute, shard=shard
             )
         elif qk_norm_epsilon is not None:
-            self._q_weight_H = torch.empty(head_dim, dtype=dtype, device=device)
-            self._k_weight_H = torch.empty(head_dim, dtype=dtype, device=device)
+            self._q_weight_H = compute.empty(head_dim)
+            self._k_weight_H = compute.empty(head_dim)
 
     def parameters(self) -> dict[str, Parameter]:
         found = self._qkv.parameters() | self._o.parameters()

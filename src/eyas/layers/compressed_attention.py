@@ -18,10 +18,10 @@ import torch
 
 from eyas.attention.base import Attend
 from eyas.cache.store import CompressedStore, LayerStore
+from eyas.layers.compute import Compute
 from eyas.layers.head_linear import HeadLinear
 from eyas.layers.linear import Linear
 from eyas.layers.norm import RMSNorm
-from eyas.layers.row_order import RowOrder
 from eyas.ops.compress import Compression, Pooling
 from eyas.ops.rotate_and_store import Angles, finite
 from eyas.ops.turn_heads import turn_heads, turn_shared
@@ -140,30 +140,27 @@ class CompressedAttention:
         hidden_size: int,
         sizes: CompressedSizes,
         epsilon: float,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
+        compute: Compute,
     ) -> None:
         def linear(num_in: int, parts: dict[str, int]) -> Linear:
-            return Linear(num_in, parts, dtype=dtype, device=device, order=order)
+            return Linear(num_in, parts, compute)
 
         def norm(size: int) -> RMSNorm:
-            return RMSNorm(size, epsilon, dtype=dtype, device=device)
+            return RMSNorm(size, epsilon, compute)
 
-        self._sizes, self._epsilon, self._order = sizes, epsilon, order
+        self._sizes, self._epsilon, self._compute = sizes, epsilon, compute
         shapes = sizes.parameter_shapes(hidden_size)
         self._entry = linear(hidden_size, sizes.entry_parts)
         self._queries = linear(sizes.query_rank, sizes.query_parts)
-        self._o_a_XI = torch.empty(shapes["o_a.weight"], dtype=dtype, device=device)
+        self._o_a_XI = compute.empty(*shapes["o_a.weight"])
         self._o_b = linear(sizes.num_groups * sizes.group_rank, {"o_b": hidden_size})
         self._q_norm, self._kv_norm = norm(sizes.query_rank), norm(sizes.head_dim)
-        self._sinks_N = torch.empty(sizes.num_heads, dtype=torch.float32, device=device)
+        self._sinks_N = torch.empty(sizes.num_heads, dtype=torch.float32, device=compute.device)
         self._pooling: dict[str, tuple[torch.Tensor, RMSNorm]] = {}
         for name, width in (("compressor", sizes.head_dim), ("indexer", sizes.index_dim)):
             if sizes.rate and width:
                 shape = shapes[f"{name}.position_bias"]
-                bias = torch.empty(shape, dtype=torch.float32, device=device)
+                bias = torch.empty(shape, dtype=torch.float32, device=compute.device)
                 self._pooling[name] = bias, norm(width)
 
     def parameters(self) -> dict[str, Parameter]:
@@ -182,7 +179,7 @@ class CompressedAttention:
     def seal(self) -> None:
         """Prepare the filled weights for running."""
         groups_GXI = self._o_a_XI.unflatten(0, (self._sizes.num_groups, -1))
-        self._o_a = HeadLinear(groups_GXI, order=self._order)
+        self._o_a = HeadLinear(groups_GXI, self._compute)
         self._o_a_XI = torch.empty(0)
         for product in (self._entry, self._queries, self._o_b):
             product.seal()

@@ -17,8 +17,8 @@ import torch
 
 from eyas.attention.base import Attend
 from eyas.cache.store import StateStore
+from eyas.layers.compute import Compute
 from eyas.layers.linear import Linear
-from eyas.layers.row_order import RowOrder
 from eyas.layers.row_parallel import summing_linear
 from eyas.ops.delta_rule import DeltaRule
 from eyas.ops.gated_norm import gated_norm
@@ -125,10 +125,8 @@ class DeltaNet:
         hidden_size: int,
         sizes: DeltaSizes,
         epsilon: float,
+        compute: Compute,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
         shard: Shard = WHOLE,
     ) -> None:
         keys, values = shard.part(sizes.num_key_heads), shard.part(sizes.num_value_heads)
@@ -139,21 +137,11 @@ class DeltaNet:
         sizes = replace(sizes, num_key_heads=keys.count, num_value_heads=values.count)
         self._sizes = sizes
         self._epsilon = epsilon
-        self._projections = Linear(
-            hidden_size, projections, dtype=dtype, device=device, order=order
-        )
-        self._o = summing_linear(
-            value_columns,
-            "o",
-            hidden_size,
-            dtype=dtype,
-            device=device,
-            order=order,
-            shard=shard,
-        )
+        self._projections = Linear(hidden_size, projections, compute)
+        self._o = summing_linear(value_columns, "o", hidden_size, compute, shard=shard)
         shapes = sizes.parameter_shapes(hidden_size)
         self._own = {
-            name: torch.empty(shapes[name], dtype=torch.float32, device=device)
+            name: torch.empty(shapes[name], dtype=torch.float32, device=compute.device)
             for name in ("convolution.weight", "log_decay", "time_bias", "norm.weight")
         }
         self._rule = DeltaRule(

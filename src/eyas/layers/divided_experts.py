@@ -16,8 +16,8 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from eyas.layers.compute import Compute
 from eyas.layers.mlp import GatedMlp
-from eyas.layers.row_order import RowOrder
 from eyas.ops.apply_experts import by_expert
 from eyas.ops.gate import Activation
 from eyas.parallel.cut import Cut, Parameter
@@ -36,12 +36,10 @@ class DividedExperts:
         hidden_size: int,
         num_experts: int,
         intermediate_size: int,
+        compute: Compute,
         *,
         bias: bool,
         is_alternating: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
         activation: Activation,
         shard: Shard,
     ) -> None:
@@ -52,15 +50,13 @@ class DividedExperts:
         if shard.by_expert:
             (bounds,) = shard.part(num_experts).ranges
             held, within = range(*bounds), replace(shard, rank=0, size=1, group=None)
-        self._order = order
+        self._order = compute.order
         self._experts = {
             index: GatedMlp(
                 hidden_size,
                 intermediate_size,
+                compute,
                 bias=bias,
-                dtype=dtype,
-                device=device,
-                order=order,
                 activation=activation,
                 is_alternating=is_alternating,
                 shard=within,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from eyas.layers.compute import Compute
+
 
 class Embedding:
     """The table of token embeddings; a head that shares the weight reads `weight_VD`.
@@ -20,13 +22,14 @@ class Embedding:
         self,
         vocab_size: int,
         hidden_size: int,
+        compute: Compute,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
         scale: float = 1.0,
     ) -> None:
-        self._scale = None if scale == 1 else torch.tensor(scale, dtype=dtype, device=device)
-        self.weight_VD = torch.empty(vocab_size, hidden_size, dtype=dtype, device=device)
+        self._scale = (
+            None if scale == 1 else torch.tensor(scale, dtype=compute.dtype, device=compute.device)
+        )
+        self.weight_VD = compute.empty(vocab_size, hidden_size)
 
     def __call__(self, tokens_T: torch.Tensor) -> torch.Tensor:
         rows_TD = self.weight_VD.index_select(0, tokens_T)

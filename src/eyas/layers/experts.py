@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from eyas.attention.base import PlannedRows
 from eyas.kernels.packed import Weight
+from eyas.layers.compute import Compute
 from eyas.layers.divided_experts import DividedExperts, chosen
 from eyas.layers.exchanged_experts import ExchangedExperts
 from eyas.layers.gemm_variants import is_supported
@@ -77,21 +78,16 @@ class Router:
         self,
         num_scores: int,
         hidden_size: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
+        compute: Compute,
     ) -> None:
         self._head: LogitsHead | None = None
-        if order.products is not None and is_supported(hidden_size):
+        if compute.order.products is not None and is_supported(hidden_size):
             from eyas.layers import apply
 
             self._apply = apply
-            self._weight_SD = torch.empty(num_scores, hidden_size, dtype=dtype, device=device)
+            self._weight_SD = compute.empty(num_scores, hidden_size)
         else:
-            self._head = LogitsHead(
-                num_scores, hidden_size, dtype=dtype, device=device, order=order
-            )
+            self._head = LogitsHead(num_scores, hidden_size, compute)
             (self._weight_SD,) = self._head.views()
 
     def parameter(self) -> torch.Tensor:
@@ -130,25 +126,21 @@ class SeparateExperts:
         self,
         hidden_size: int,
         spec: ExpertSpec,
+        compute: Compute,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
         activation: Activation,
     ) -> None:
         def expert(size: int, *, is_alternating: bool) -> GatedMlp:
             return GatedMlp(
                 hidden_size,
                 size,
+                compute,
                 bias=spec.bias,
-                dtype=dtype,
-                device=device,
-                order=order,
                 activation=activation,
                 is_alternating=is_alternating,
             )
 
-        self._order = order
+        self._order = compute.order
         self._experts = {
             f"experts.{index}": expert(spec.intermediate_size, is_alternating=spec.is_alternating)
             for index in range(spec.num_experts)
@@ -194,9 +186,8 @@ class StackedExperts:
         self,
         hidden_size: int,
         spec: ExpertSpec,
+        compute: Compute,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
         activation: Activation,
         num_shared: int = 0,
         layouts: Layouts = UNPACKED,
@@ -218,15 +209,15 @@ class StackedExperts:
         def empty(part: str, *shape: int) -> Weight:
             layout = common(layouts, (part,))
             new = torch.empty if layout is None else layout.empty
-            return new(*shape, dtype=dtype, device=device)
+            return new(*shape, dtype=compute.dtype, device=compute.device)
 
         self._gate_up_E2FD = empty(first, num, 2 * size, hidden_size)
         self._down_EDF = empty("0.down", num, hidden_size, size)
         self._gate_up_bias_E2F: torch.Tensor | None = None
         self._down_bias_ED: torch.Tensor | None = None
         if spec.bias:
-            self._gate_up_bias_E2F = torch.empty(num, 2 * size, dtype=dtype, device=device)
-            self._down_bias_ED = torch.empty(num, hidden_size, dtype=dtype, device=device)
+            self._gate_up_bias_E2F = compute.empty(num, 2 * size)
+            self._down_bias_ED = compute.empty(num, hidden_size)
 
     def parameters(self) -> dict[str, Parameter]:
         found: dict[str, Parameter] = {}
@@ -341,23 +332,21 @@ class MixtureOfExperts:
         self,
         hidden_size: int,
         spec: ExpertSpec,
+        compute: Compute,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
         activation: Activation = "silu",
         layouts: Layouts = UNPACKED,
         shard: Shard = WHOLE,
     ) -> None:
         self._spec = spec
-        num_shared = _num_joined(spec, order, layouts, shard)
+        num_shared = _num_joined(spec, compute.order, layouts, shard)
         self._routing = replace(
             spec.routing,
             num_shared=num_shared,
             gates_shared=num_shared > 0 and spec.has_shared_gate,
         )
-        self._router = Router(spec.num_scores, hidden_size, dtype=dtype, device=device, order=order)
-        float32 = {"dtype": torch.float32, "device": device}
+        self._router = Router(spec.num_scores, hidden_size, compute)
+        float32 = {"dtype": torch.float32, "device": compute.device}
         self._bias_E = torch.empty(spec.num_experts, **float32) if spec.router_bias else None
         self._correction_E = (
             torch.empty(spec.num_experts, **float32) if spec.has_correction else None
@@ -365,33 +354,28 @@ class MixtureOfExperts:
         self._table_VK: torch.Tensor | None = None
         if spec.num_tokens:
             self._table_VK = torch.empty(
-                spec.num_tokens, spec.routing.num_chosen, dtype=torch.int32, device=device
+                spec.num_tokens, spec.routing.num_chosen, dtype=torch.int32, device=compute.device
             )
         self._experts: Experts
         of_experts = replace(shard, group=None) if shard.by_sequence else shard
-        if order.products is None and not shard.is_whole:
+        if compute.order.products is None and not shard.is_whole:
             self._experts = DividedExperts(
                 hidden_size,
                 spec.num_experts,
                 spec.intermediate_size,
+                compute,
                 bias=spec.bias,
                 is_alternating=spec.is_alternating,
-                dtype=dtype,
-                device=device,
-                order=order,
                 activation=activation,
                 shard=of_experts,
             )
-        elif order.products is None:
-            self._experts = SeparateExperts(
-                hidden_size, spec, dtype=dtype, device=device, order=order, activation=activation
-            )
+        elif compute.order.products is None:
+            self._experts = SeparateExperts(hidden_size, spec, compute, activation=activation)
         else:
             self._experts = StackedExperts(
                 hidden_size,
                 spec,
-                dtype=dtype,
-                device=device,
+                compute,
                 activation=activation,
                 num_shared=num_shared,
                 layouts=within(layouts, "experts"),
@@ -405,10 +389,8 @@ class MixtureOfExperts:
             self._shared = GatedMlp(
                 hidden_size,
                 spec.shared_size,
+                compute,
                 bias=spec.bias,
-                dtype=dtype,
-                device=device,
-                order=order,
                 activation=activation,
                 layouts=within(layouts, "shared"),
                 shard=shard.dense,

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
+from eyas.layers.compute import Compute
 from eyas.layers.linear import Linear
-from eyas.layers.row_order import RowOrder
 
 
 class HeadLinear:
@@ -21,10 +21,10 @@ class HeadLinear:
     weight_NOI: the filled weights; they are copied on a CPU, kept as they are on a device.
     """
 
-    def __init__(self, weight_NOI: torch.Tensor, *, order: RowOrder) -> None:
+    def __init__(self, weight_NOI: torch.Tensor, compute: Compute) -> None:
         self._weight_NOI: torch.Tensor | None = None
         self._heads: list[Linear] = []
-        if order.products is not None:
+        if compute.order.products is not None:
             from eyas.kernels.head_product import head_product
 
             self._product = head_product
@@ -32,8 +32,7 @@ class HeadLinear:
             return
         for weight_OI in weight_NOI:
             num_out, num_in = weight_OI.shape
-            dtype, device = weight_OI.dtype, weight_OI.device
-            head = Linear(num_in, {"head": num_out}, dtype=dtype, device=device, order=order)
+            head = Linear(num_in, {"head": num_out}, compute)
             head.tensors()["head.weight"].copy_(weight_OI)
             head.seal()
             self._heads.append(head)

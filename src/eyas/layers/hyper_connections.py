@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.layers.compute import Compute
 from eyas.layers.linear import LogitsHead
 from eyas.layers.norm import RMSNorm
-from eyas.layers.row_order import RowOrder
 from eyas.ops.streams import StreamWeights, mix_streams, sum_streams
 
 
@@ -68,24 +68,24 @@ class Streams:
         sizes: HyperSizes,
         hidden_size: int,
         norm_epsilon: float,
+        compute: Compute,
         *,
         num_weights: int,
         num_scales: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
     ) -> None:
         width = sizes.num_streams * hidden_size
         self._sizes = sizes
         self._norm_epsilon = norm_epsilon
         self._product: LogitsHead | None = None
-        if order.products is None:
-            self._product = LogitsHead(num_weights, width, dtype=dtype, device=device, order=order)
+        if compute.order.products is None:
+            self._product = LogitsHead(num_weights, width, compute)
             (self._weight_WX,) = self._product.views()
         else:
-            self._weight_WX = torch.empty(num_weights, width, dtype=torch.float32, device=device)
-        self._base_W = torch.empty(num_weights, dtype=torch.float32, device=device)
-        self._scale_W = torch.empty(num_scales, dtype=torch.float32, device=device)
+            self._weight_WX = torch.empty(
+                num_weights, width, dtype=torch.float32, device=compute.device
+            )
+        self._base_W = torch.empty(num_weights, dtype=torch.float32, device=compute.device)
+        self._scale_W = torch.empty(num_scales, dtype=torch.float32, device=compute.device)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return {"fn": self._weight_WX, "base": self._base_W, "scale": self._scale_W}

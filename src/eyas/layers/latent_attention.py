@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 
 from eyas.attention.base import Attend
+from eyas.layers.compute import Compute
 from eyas.layers.head_linear import HeadLinear
 from eyas.layers.linear import Linear
 from eyas.layers.norm import RMSNorm
-from eyas.layers.row_order import RowOrder
 from eyas.layers.row_parallel import summing_linear
 from eyas.ops.rotate_and_store import Angles
 from eyas.ops.rotate_and_store_latent import rotate_and_store_latent
@@ -105,25 +105,23 @@ class LatentAttention:
         hidden_size: int,
         num_heads: int,
         sizes: LatentSizes,
+        compute: Compute,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
         input_size: int | None = None,
         head_layout: tuple[int, ...] | None = None,
         shard: Shard = WHOLE,
     ) -> None:
         def linear(num_in: int, parts: Mapping[str, int | Rows]) -> Linear:
-            return Linear(num_in, parts, dtype=dtype, device=device, order=order)
+            return Linear(num_in, parts, compute)
 
         def norm(size: int) -> RMSNorm:
-            return RMSNorm(size, LATENT_EPSILON, dtype=dtype, device=device)
+            return RMSNorm(size, LATENT_EPSILON, compute)
 
         heads = shard.part(num_heads)
         num_heads = heads.count
         self._sizes = sizes
         self._num_heads = num_heads
-        self._order = order
+        self._compute = compute
         self._head_layout = head_layout
         parts = sizes.entry_parts(num_heads)
         self._entry_widths = list(parts.values())
@@ -137,15 +135,9 @@ class LatentAttention:
             self._query = (norm(sizes.query_rank), queries)
         self._row_norm = norm(sizes.rank)
         self._kv_rows = heads.times(sizes.plain_dim + sizes.value_dim)
-        self._kv_b_XF = torch.empty(self._kv_rows.count, sizes.rank, dtype=dtype, device=device)
+        self._kv_b_XF = compute.empty(self._kv_rows.count, sizes.rank)
         self._o = summing_linear(
-            heads.times(sizes.value_dim),
-            "o",
-            hidden_size,
-            dtype=dtype,
-            device=device,
-            order=order,
-            shard=shard,
+            heads.times(sizes.value_dim), "o", hidden_size, compute, shard=shard
         )
 
     def parameters(self) -> dict[str, Parameter]:
@@ -177,8 +169,8 @@ class LatentAttention:
             self._lay_out_heads(self._head_layout)
         heads_NXF = self._kv_b_XF.view(self._num_heads, sizes.plain_dim + sizes.value_dim, -1)
         keys, values = heads_NXF.split([sizes.plain_dim, sizes.value_dim], dim=1)
-        self._absorb = HeadLinear(keys.transpose(1, 2), order=self._order)
-        self._bring_back = HeadLinear(values, order=self._order)
+        self._absorb = HeadLinear(keys.transpose(1, 2), self._compute)
+        self._bring_back = HeadLinear(values, self._compute)
         self._kv_b_XF = torch.empty(0)
         self._entry.seal()
         if self._query is not None:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.kernels.packed import Layout, Weight, by_row
-from eyas.layers.row_order import RowOrder
+from eyas.layers.compute import Compute
 from eyas.native.products import packed_weight
 from eyas.ops.gate import Activation, gate
 from eyas.parallel.cut import Cut, Parameter, Rows, held
@@ -74,11 +74,9 @@ class Linear:
         self,
         in_features: int,
         parts: Mapping[str, int | Rows],
+        compute: Compute,
         *,
         bias: bool = False,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
         layout: Layout | None = None,
     ) -> None:
         self._rows = {
@@ -87,15 +85,17 @@ class Linear:
         }
         out_features = sum(rows.count for rows in self._rows.values())
         self.shape = (out_features, in_features)
-        self._bucket = order.bucket
-        self._products = order.products
+        self._bucket = compute.order.bucket
+        self._products = compute.order.products
         assert layout is None or self._products is not None, (
             "products of a CPU take no packed weight"
         )
         empty = torch.empty if layout is None else layout.empty
         self._layout = layout
-        self._weight_OI: Weight = empty(out_features, in_features, dtype=dtype, device=device)
-        self._bias_O = torch.empty(out_features, dtype=dtype, device=device) if bias else None
+        self._weight_OI: Weight = empty(
+            out_features, in_features, dtype=compute.dtype, device=compute.device
+        )
+        self._bias_O = compute.empty(out_features) if bias else None
         self._packed: PackedProduct | None = None
         self._plans: dict[Role, GemmPlan] = {}
         if self._products is not None:
@@ -208,10 +208,8 @@ class LogitsHead:
         self,
         vocab_size: int,
         hidden_size: int,
+        compute: Compute,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
         shard: Shard = WHOLE,
     ) -> None:
         self.shape = (vocab_size, hidden_size)
@@ -219,26 +217,31 @@ class LogitsHead:
         self._tokens = [replace(shard, rank=rank).part(vocab_size) for rank in range(shard.size)]
         self._rank = shard.rank
         held_tokens = self._tokens[shard.rank].count
-        self._bucket = order.bucket
-        weight_dtype = torch.float32 if device.type == "cpu" else dtype
+        self._bucket = compute.order.bucket
+        weight_dtype = torch.float32 if compute.device.type == "cpu" else compute.dtype
         size = torch.empty(0, dtype=weight_dtype).element_size()
         block_rows = max(1, HEAD_BLOCK_BYTES // (size * hidden_size))
-        if device.type != "cpu":
+        if compute.device.type != "cpu":
             block_rows = held_tokens
         self._blocks = [
             torch.empty(
-                min(block_rows, held_tokens - start), hidden_size, dtype=weight_dtype, device=device
+                min(block_rows, held_tokens - start),
+                hidden_size,
+                dtype=weight_dtype,
+                device=compute.device,
             )
             for start in range(0, held_tokens, block_rows)
         ]
         self._packed: list[PackedProduct | None] = [None] * len(self._blocks)
         self._is_float32 = weight_dtype == torch.float32
         self._plan: GemmPlan | None = None
-        if order.products is not None:
+        if compute.order.products is not None:
             from eyas.layers import apply
 
             self._apply = apply
-            self._plan = order.products.plan(held_tokens, hidden_size, dtype, "logits")
+            self._plan = compute.order.products.plan(
+                held_tokens, hidden_size, compute.dtype, "logits"
+            )
         self._is_sealed = False
 
     def views(self) -> list[torch.Tensor]:

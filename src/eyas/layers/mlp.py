@@ -12,9 +12,9 @@ import torch
 
 from eyas.attention.base import PlannedRows
 from eyas.kernels.packed import Weight, by_row
+from eyas.layers.compute import Compute
 from eyas.layers.layouts import UNPACKED, Layouts, common
 from eyas.layers.linear import Linear
-from eyas.layers.row_order import RowOrder
 from eyas.layers.row_parallel import RowParallelLinear, summing_linear
 from eyas.ops.add_norm import summed
 from eyas.ops.gate import Activation, gate_by_vectors
@@ -40,11 +40,9 @@ class GatedMlp:
         self,
         hidden_size: int,
         intermediate_size: int,
+        compute: Compute,
         *,
         bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
         activation: Activation = "silu",
         is_alternating: bool = False,
         layouts: Layouts = UNPACKED,
@@ -58,22 +56,14 @@ class GatedMlp:
         if is_alternating:
             gate_up = {"gate_up": inner.times(2)}
         self._gate_up = Linear(
-            hidden_size,
-            gate_up,
-            bias=bias,
-            dtype=dtype,
-            device=device,
-            order=order,
-            layout=common(layouts, gate_up),
+            hidden_size, gate_up, compute, bias=bias, layout=common(layouts, gate_up)
         )
         self._down = summing_linear(
             inner,
             "down",
             hidden_size,
+            compute,
             bias=bias,
-            dtype=dtype,
-            device=device,
-            order=order,
             shard=shard,
             layout=common(layouts, ("down",)),
         )

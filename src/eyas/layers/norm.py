@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from eyas.layers.compute import Compute
 from eyas.ops.add_norm import add_norm, new_weight, normalized, summed
 
 
@@ -23,14 +24,13 @@ class RMSNorm:
         self,
         size: int,
         epsilon: float,
+        compute: Compute,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
         offset: float = 0.0,
     ) -> None:
         self._epsilon = epsilon
         self._offset = offset
-        self.weight = new_weight(size, dtype, device)
+        self.weight = new_weight(size, compute.dtype, compute.device)
 
     def parameter(self) -> torch.Tensor:
         """Return the weight to fill [D]."""

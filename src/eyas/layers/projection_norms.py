@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from eyas.layers.compute import Compute
 from eyas.layers.norm import RMSNorm
 from eyas.parallel.cut import Rows
 from eyas.parallel.shard import Shard
@@ -24,15 +25,14 @@ class ProjectionNorms:
         queries: Rows,
         keys: Rows,
         epsilon: float,
+        compute: Compute,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
         shard: Shard,
     ) -> None:
         self._shard = shard
         self._queries, self._keys = queries, keys
-        self._q_norm = RMSNorm(queries.whole, epsilon, dtype=dtype, device=device)
-        self._k_norm = RMSNorm(keys.whole, epsilon, dtype=dtype, device=device)
+        self._q_norm = RMSNorm(queries.whole, epsilon, compute)
+        self._k_norm = RMSNorm(keys.whole, epsilon, compute)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Return the weights to fill, which are those of all heads."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.layers.compute import Compute
 from eyas.ops.rotate_and_store import Angles
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
@@ -136,14 +137,13 @@ class RopeTable:
         self,
         spec: RopeSpec,
         max_positions: int,
+        compute: Compute,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
         lag: int = 0,
     ) -> None:
         position_P = (torch.arange(max_positions) - lag).clamp(min=0)
         angles_PF = position_P.float()[:, None] * rope_frequencies(spec, max_positions)
-        table_P2H = torch.zeros(max_positions, 2, 1, spec.head_dim, dtype=dtype)
+        table_P2H = torch.zeros(max_positions, 2, 1, spec.head_dim, dtype=compute.dtype)
         table_P2H[:, 0] = 1  # what is not rotated has the angle 0
         half, num_pairs = spec.head_dim // 2, spec.num_rotated // 2
         cosine_PF = angles_PF.cos() * spec.attention_factor
@@ -152,7 +152,7 @@ class RopeTable:
         sine_PF = angles_PF.sin_() * spec.attention_factor
         table_P2H[:, 1, 0, :num_pairs] = -sine_PF
         table_P2H[:, 1, 0, half : half + num_pairs] = sine_PF
-        self._table_P2H = table_P2H.to(device)
+        self._table_P2H = table_P2H.to(compute.device)
 
     def at(self, positions_T: torch.Tensor) -> Angles:
         """Return the angles of rows at these positions."""

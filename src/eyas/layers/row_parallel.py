@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 
 from eyas.kernels.packed import Layout, Weight
+from eyas.layers.compute import Compute
 from eyas.layers.linear import Linear
-from eyas.layers.row_order import RowOrder
 from eyas.native.products import PackedWeight, packed_weight
 from eyas.ops.add_norm import summed
 from eyas.parallel.cut import Cut, Parameter, Rows
@@ -34,27 +34,18 @@ class RowParallelLinear:
         in_features: Rows,
         part: str,
         out_features: int,
+        compute: Compute,
         *,
         bias: bool = False,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
         shard: Shard,
         layout: Layout | None = None,
     ) -> None:
         self._shard = shard
         self._in_features = in_features
         self._part = part
-        self._order = order
-        self._linear = Linear(
-            in_features.count,
-            {part: out_features},
-            dtype=dtype,
-            device=device,
-            order=order,
-            layout=layout,
-        )
-        self.bias_O = torch.empty(out_features, dtype=dtype, device=device) if bias else None
+        self._order = compute.order
+        self._linear = Linear(in_features.count, {part: out_features}, compute, layout=layout)
+        self.bias_O = compute.empty(out_features) if bias else None
         self._packed: PackedWeight | None = None
 
     def views(self) -> dict[str, Weight]:
@@ -104,11 +95,9 @@ def summing_linear(
     in_features: Rows,
     part: str,
     out_features: int,
+    compute: Compute,
     *,
     bias: bool = False,
-    dtype: torch.dtype,
-    device: torch.device,
-    order: RowOrder,
     shard: Shard,
     layout: Layout | None = None,
 ) -> Linear | RowParallelLinear:
@@ -117,23 +106,7 @@ def summing_linear(
     layout: of a weight that stays packed.
     """
     if shard.is_whole:
-        return Linear(
-            in_features.whole,
-            {part: out_features},
-            bias=bias,
-            dtype=dtype,
-            device=device,
-            order=order,
-            layout=layout,
-        )
+        return Linear(in_features.whole, {part: out_features}, compute, bias=bias, layout=layout)
     return RowParallelLinear(
-        in_features,
-        part,
-        out_features,
-        bias=bias,
-        dtype=dtype,
-        device=device,
-        order=order,
-        shard=shard,
-        layout=layout,
+        in_features, part, out_features, compute, bias=bias, shard=shard, layout=layout
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from eyas.layers.compute import Compute
 from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.row_order import RowOrder, RowOrderReport
 from eyas.native.products import is_available
@@ -84,13 +85,13 @@ def _probes(
     order = RowOrder()
     for out_features, in_features in dict.fromkeys(shapes):
         parts = {"probe": out_features}
-        linear = Linear(in_features, parts, dtype=dtype, device=CPU, order=order)
+        linear = Linear(in_features, parts, Compute(dtype, CPU, order))
         _fill(linear.tensors()["probe.weight"], in_features)
         linear.seal()
         label = f"the product of shape {out_features} x {in_features}"
         yield label, linear, in_features, out_features * in_features
     for head in dict.fromkeys(heads):
-        logits = LogitsHead(*head, dtype=dtype, device=CPU, order=order)
+        logits = LogitsHead(*head, Compute(dtype, CPU, order))
         for block in logits.views():
             _fill(block, head[1])
         logits.seal()

@@ -17,6 +17,7 @@ import torch
 
 from eyas.attention.base import PlannedRows
 from eyas.layers.attention import SelfAttention
+from eyas.layers.compute import Compute
 from eyas.layers.delta_net import DeltaNet
 from eyas.layers.embedding import Embedding
 from eyas.layers.experts import MixtureOfExperts
@@ -49,10 +50,8 @@ class DecoderLayer:
         self,
         spec: ModelSpec | HeadSpec,
         index: int,
+        compute: Compute,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
         input_size: int | None = None,
         norms_input: bool = True,
         traits: LayerTraits = LLAMA,
@@ -62,7 +61,7 @@ class DecoderLayer:
         def norm() -> RMSNorm:
             offset = traits.norm_offset
             size, epsilon = spec.hidden_size, spec.norm_epsilon
-            return RMSNorm(size, epsilon, dtype=dtype, device=device, offset=offset)
+            return RMSNorm(size, epsilon, compute, offset=offset)
 
         self._index = index
         self._attention_norm = norm() if norms_input and traits.norms_input else None
@@ -73,9 +72,7 @@ class DecoderLayer:
         self._attention = _new_attention(
             spec,
             index,
-            dtype=dtype,
-            device=device,
-            order=order,
+            compute,
             input_size=input_size,
             traits=traits,
             layouts=within(layouts, "attention"),
@@ -87,10 +84,8 @@ class DecoderLayer:
             self._mlp = GatedMlp(
                 spec.hidden_size,
                 spec.intermediate_size,
+                compute,
                 bias=spec.mlp_bias,
-                dtype=dtype,
-                device=device,
-                order=order,
                 activation=traits.activation,
                 layouts=within(layouts, "mlp"),
                 shard=shard.dense,
@@ -99,9 +94,7 @@ class DecoderLayer:
             self._mlp = MixtureOfExperts(
                 spec.hidden_size,
                 experts,
-                dtype=dtype,
-                device=device,
-                order=order,
+                compute,
                 activation=traits.activation,
                 layouts=within(layouts, "mlp"),
                 shard=shard,
@@ -172,10 +165,8 @@ class DecoderLayer:
 def _new_attention(
     spec: ModelSpec | HeadSpec,
     index: int,
+    compute: Compute,
     *,
-    dtype: torch.dtype,
-    device: torch.device,
-    order: RowOrder,
     input_size: int | None,
     traits: LayerTraits,
     layouts: Layouts,
@@ -183,23 +174,13 @@ def _new_attention(
 ) -> SelfAttention | LatentAttention | DeltaNet:
     """Return the attention block of a layer, or its delta net, as the spec describes it."""
     if (state := spec.state_of(index)) is not None:
-        return DeltaNet(
-            spec.hidden_size,
-            state,
-            spec.norm_epsilon,
-            dtype=dtype,
-            device=device,
-            order=order,
-            shard=shard,
-        )
+        return DeltaNet(spec.hidden_size, state, spec.norm_epsilon, compute, shard=shard)
     if spec.latent is not None:
         return LatentAttention(
             spec.hidden_size,
             spec.num_query_heads,
             spec.latent,
-            dtype=dtype,
-            device=device,
-            order=order,
+            compute,
             input_size=input_size,
             head_layout=spec.rope.head_layout,
             shard=shard,
@@ -209,12 +190,10 @@ def _new_attention(
         spec.num_query_heads,
         spec.num_kv_heads,
         spec.head_dim,
+        compute,
         qkv_bias=spec.qkv_bias,
         output_bias=spec.output_bias,
         qk_norm_epsilon=spec.norm_epsilon if spec.qk_norm else None,
-        dtype=dtype,
-        device=device,
-        order=order,
         input_size=input_size,
         norms_projections=traits.norms_projections,
         qk_norm_offset=traits.norm_offset,
@@ -260,35 +239,19 @@ class Decoder:
         self.device = torch.device(device)
         self.max_model_len = max_model_len or spec.max_position
         self.order = order or RowOrder()
+        compute = self.compute = Compute(dtype, self.device, self.order)
         self.embedding = Embedding(
-            spec.vocab_size,
-            spec.hidden_size,
-            dtype=dtype,
-            device=self.device,
-            scale=spec.embedding_scale,
+            spec.vocab_size, spec.hidden_size, compute, scale=spec.embedding_scale
         )
         self._layers: Sequence[_Layer] = self._new_layers(layouts)
         self._norm = RMSNorm(
-            spec.hidden_size,
-            spec.norm_epsilon,
-            dtype=dtype,
-            device=self.device,
-            offset=spec.traits.norm_offset,
+            spec.hidden_size, spec.norm_epsilon, compute, offset=spec.traits.norm_offset
         )
-        self.head = LogitsHead(
-            spec.vocab_size,
-            spec.hidden_size,
-            dtype=dtype,
-            device=self.device,
-            order=self.order,
-            shard=shard,
-        )
-        self._rope = RopeTable(spec.rope, self.max_model_len, dtype=dtype, device=self.device)
+        self.head = LogitsHead(spec.vocab_size, spec.hidden_size, compute, shard=shard)
+        self._rope = RopeTable(spec.rope, self.max_model_len, compute)
         self._window_rope: RopeTable | None = None
         if spec.window_rope is not None:
-            self._window_rope = RopeTable(
-                spec.window_rope, self.max_model_len, dtype=dtype, device=self.device
-            )
+            self._window_rope = RopeTable(spec.window_rope, self.max_model_len, compute)
 
     def _new_layers(self, layouts: Layouts) -> Sequence[_Layer]:
         spec = self.spec
@@ -296,9 +259,7 @@ class Decoder:
             DecoderLayer(
                 spec,
                 index,
-                dtype=self.dtype,
-                device=self.device,
-                order=self.order,
+                self.compute,
                 traits=spec.traits,
                 layouts=within(layouts, f"layers.{index}"),
                 shard=self.shard,

@@ -15,11 +15,11 @@ import torch
 
 from eyas.attention.base import PlannedRows
 from eyas.layers.compressed_attention import CompressedAttention
+from eyas.layers.compute import Compute
 from eyas.layers.experts import MixtureOfExperts
 from eyas.layers.hyper_connections import Streams
 from eyas.layers.layouts import UNPACKED, Layouts, within
 from eyas.layers.norm import RMSNorm
-from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import Decoder
 from eyas.models.spec import ModelSpec
 from eyas.ops.rotate_and_store import Angles
@@ -39,10 +39,8 @@ class HyperLayer:
         self,
         spec: ModelSpec | HeadSpec,
         index: int,
+        compute: Compute,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
         layouts: Layouts = UNPACKED,
     ) -> None:
         hidden, epsilon = spec.hidden_size, spec.norm_epsilon
@@ -54,26 +52,18 @@ class HyperLayer:
                 spec.hyper,
                 hidden,
                 epsilon,
+                compute,
                 num_weights=spec.hyper.num_weights,
                 num_scales=3,
-                dtype=dtype,
-                device=device,
-                order=order,
             )
             for _ in range(2)
         )
-        self._attention_norm, self._mlp_norm = (
-            RMSNorm(hidden, epsilon, dtype=dtype, device=device) for _ in range(2)
-        )
-        self._attention = CompressedAttention(
-            hidden, sizes, epsilon, dtype=dtype, device=device, order=order
-        )
+        self._attention_norm, self._mlp_norm = (RMSNorm(hidden, epsilon, compute) for _ in range(2))
+        self._attention = CompressedAttention(hidden, sizes, epsilon, compute)
         self._mlp = MixtureOfExperts(
             hidden,
             experts,
-            dtype=dtype,
-            device=device,
-            order=order,
+            compute,
             activation=spec.traits.activation,
             layouts=within(layouts, "mlp"),
         )
@@ -120,10 +110,8 @@ class HyperLayer:
 
 def stream_layers(
     spec: ModelSpec | HeadSpec,
+    compute: Compute,
     *,
-    dtype: torch.dtype,
-    device: torch.device,
-    order: RowOrder,
     layouts: Layouts = UNPACKED,
 ) -> tuple[list[HyperLayer], Streams]:
     """Return the layers of a network with residual streams, and what sums the streams behind them."""
@@ -132,21 +120,12 @@ def stream_layers(
         spec.hyper,
         spec.hidden_size,
         spec.norm_epsilon,
+        compute,
         num_weights=spec.hyper.num_streams,
         num_scales=1,
-        dtype=dtype,
-        device=device,
-        order=order,
     )
     layers = [
-        HyperLayer(
-            spec,
-            index,
-            dtype=dtype,
-            device=device,
-            order=order,
-            layouts=within(layouts, f"layers.{index}"),
-        )
+        HyperLayer(spec, index, compute, layouts=within(layouts, f"layers.{index}"))
         for index in range(spec.num_layers)
     ]
     return layers, collapse
@@ -156,9 +135,7 @@ class HyperDecoder(Decoder):
     """A model of `HyperLayer`s: every stream starts as the embedding; at the end they are summed."""
 
     def _new_layers(self, layouts: Layouts) -> Sequence[HyperLayer]:
-        layers, self._collapse = stream_layers(
-            self.spec, dtype=self.dtype, device=self.device, order=self.order, layouts=layouts
-        )
+        layers, self._collapse = stream_layers(self.spec, self.compute, layouts=layouts)
         return layers
 
     def parameters(self) -> dict[str, list[Parameter]]:

@@ -24,21 +24,13 @@ class HyperHead(DraftHead):
     """A draft head with residual streams; used as a `DraftHead`."""
 
     def _build(self) -> list[tuple[str, Filled]]:
-        spec, dtype, device, order = self.spec, self.dtype, self.device, self.order
+        spec, compute = self.spec, self.compute
         assert not spec.fc_bias and not spec.zero_first_embedding
         self._embedding_fc, self._feature_fc = (
-            Linear(
-                spec.hidden_size,
-                {f"{part}_fc": spec.hidden_size},
-                dtype=dtype,
-                device=device,
-                order=order,
-            )
+            Linear(spec.hidden_size, {f"{part}_fc": spec.hidden_size}, compute)
             for part in ("embedding", "feature")
         )
-        self._stream_layers, self._collapse = stream_layers(
-            spec, dtype=dtype, device=device, order=order
-        )
+        self._stream_layers, self._collapse = stream_layers(spec, compute)
         return [
             ("", self._embedding_fc),
             ("", self._feature_fc),

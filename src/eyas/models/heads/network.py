@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from eyas.attention.base import PlannedRows
+from eyas.layers.compute import Compute
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.norm import RMSNorm
@@ -68,45 +69,34 @@ class DraftHead:
         self.dtype = dtype
         self.device = torch.device(device)
         self.order = order
+        compute = self.compute = Compute(dtype, self.device, order)
         self.feature_size = spec.feature_size
         self.target_ids_V = None if target_ids_V is None else target_ids_V.to(self.device)
         self._owns_head = head is None
-        self._embedding = embedding or Embedding(
-            spec.vocab_size, spec.hidden_size, dtype=dtype, device=self.device
-        )
-        self._head = head or LogitsHead(
-            *spec.head_shape, dtype=dtype, device=self.device, order=order
-        )
+        self._embedding = embedding or Embedding(spec.vocab_size, spec.hidden_size, compute)
+        self._head = head or LogitsHead(*spec.head_shape, compute)
         assert self._head.shape == spec.head_shape
         self._norms = {
             name.removesuffix(".weight"): RMSNorm(
-                size,
-                spec.norm_epsilon,
-                dtype=dtype,
-                device=self.device,
-                offset=spec.traits.norm_offset,
+                size, spec.norm_epsilon, compute, offset=spec.traits.norm_offset
             )
             for name, (size, *_) in spec.parameter_shapes.items()
             if "norm" in name and not name.startswith("layers.")
         }
         self._parts = self._build()
         # A row has the rope angles of the position before it, whose feature it reads.
-        self._rope = RopeTable(spec.rope, max_model_len, dtype=dtype, device=self.device, lag=1)
+        self._rope = RopeTable(spec.rope, max_model_len, compute, lag=1)
 
     def _build(self) -> list[tuple[str, Filled]]:
         """Allocate what stands between features and logits; return it with the prefixes of names."""
-        spec, dtype, device, order = self.spec, self.dtype, self.device, self.order
+        spec, compute = self.spec, self.compute
         fc_out, fc_in = spec.fc_shape
-        self._fc = Linear(
-            fc_in, {"fc": fc_out}, bias=spec.fc_bias, dtype=dtype, device=device, order=order
-        )
+        self._fc = Linear(fc_in, {"fc": fc_out}, compute, bias=spec.fc_bias)
         self._layers = [
             DecoderLayer(
                 spec,
                 index,
-                dtype=dtype,
-                device=device,
-                order=order,
+                compute,
                 input_size=spec.attention_input_size(index),
                 norms_input=index > 0 or spec.first_attention_norm,
                 traits=spec.traits,
