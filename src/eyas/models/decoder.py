@@ -10,7 +10,7 @@ V vocabulary, H head dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -28,7 +28,7 @@ from eyas.layers.mlp import GatedMlp
 from eyas.layers.norm import RMSNorm
 from eyas.layers.rope import Angles, RopeTable
 from eyas.layers.row_order import RowOrder
-from eyas.models.spec import LLAMA, LayerTraits, ModelSpec
+from eyas.models.spec import ModelSpec
 from eyas.ops.add_norm import added
 from eyas.parallel.cut import Parameter
 from eyas.parallel.shard import WHOLE, Shard
@@ -42,8 +42,8 @@ class DecoderLayer:
 
     index: of the layer; `attend` gets it. input_size: width of the input of attention; None is the
     hidden size. norms_input: whether the layer normalises the residual stream before attention, where
-    its family does. traits: of the family. layouts: of the layer's weights that stay packed. shard:
-    this rank's part of the layer.
+    its family does. layouts: of the layer's weights that stay packed. shard: this rank's part of the
+    layer.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class DecoderLayer:
         *,
         input_size: int | None = None,
         norms_input: bool = True,
-        traits: LayerTraits = LLAMA,
         layouts: Layouts = UNPACKED,
         shard: Shard = WHOLE,
     ) -> None:
+        traits = spec.traits
+
         def norm() -> RMSNorm:
-            offset = traits.norm_offset
             size, epsilon = spec.hidden_size, spec.norm_epsilon
-            return RMSNorm(size, epsilon, compute, offset=offset)
+            return RMSNorm(size, epsilon, compute, offset=traits.norm_offset)
 
         self._index = index
         self._attention_norm = norm() if norms_input and traits.norms_input else None
@@ -74,7 +74,6 @@ class DecoderLayer:
             index,
             compute,
             input_size=input_size,
-            traits=traits,
             layouts=within(layouts, "attention"),
             shard=shard.dense,
         )
@@ -168,7 +167,6 @@ def _new_attention(
     compute: Compute,
     *,
     input_size: int | None,
-    traits: LayerTraits,
     layouts: Layouts,
     shard: Shard,
 ) -> SelfAttention | LatentAttention | DeltaNet:
@@ -195,21 +193,26 @@ def _new_attention(
         output_bias=spec.output_bias,
         qk_norm_epsilon=spec.norm_epsilon if spec.qk_norm else None,
         input_size=input_size,
-        norms_projections=traits.norms_projections,
-        qk_norm_offset=traits.norm_offset,
+        norms_projections=spec.traits.norms_projections,
+        qk_norm_offset=spec.traits.norm_offset,
         head_layout=spec.rope.head_layout,
-        has_sinks=traits.has_sinks,
-        has_output_gate=traits.has_output_gate,
+        has_sinks=spec.traits.has_sinks,
+        has_output_gate=spec.traits.has_output_gate,
         layouts=layouts,
         shard=shard,
     )
 
 
-class _Layer(Protocol):
-    """What a decoder needs of a layer to fill it."""
+class Filled(Protocol):
+    """A part of a network with weights."""
 
-    def parameters(self) -> dict[str, Parameter]: ...
-    def seal(self) -> None: ...
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Return the tensors to fill, by name within the part."""
+        ...
+
+    def seal(self) -> None:
+        """Prepare the filled weights for running."""
+        ...
 
 
 class Decoder:
@@ -243,7 +246,7 @@ class Decoder:
         self.embedding = Embedding(
             spec.vocab_size, spec.hidden_size, compute, scale=spec.embedding_scale
         )
-        self._layers: Sequence[_Layer] = self._new_layers(layouts)
+        self._layers: Sequence[Filled] = self._new_layers(layouts)
         self._norm = RMSNorm(
             spec.hidden_size, spec.norm_epsilon, compute, offset=spec.traits.norm_offset
         )
@@ -253,14 +256,13 @@ class Decoder:
         if spec.window_rope is not None:
             self._window_rope = RopeTable(spec.window_rope, self.max_model_len, compute)
 
-    def _new_layers(self, layouts: Layouts) -> Sequence[_Layer]:
+    def _new_layers(self, layouts: Layouts) -> Sequence[Filled]:
         spec = self.spec
         return [
             DecoderLayer(
                 spec,
                 index,
                 self.compute,
-                traits=spec.traits,
                 layouts=within(layouts, f"layers.{index}"),
                 shard=self.shard,
             )

@@ -15,7 +15,8 @@ import torch
 
 from eyas.attention.base import PlannedRows
 from eyas.layers.linear import Linear
-from eyas.models.heads.network import DraftHead, Filled
+from eyas.models.decoder import Filled
+from eyas.models.heads.network import DraftHead
 from eyas.models.heads.spec import HeadSpec
 from eyas.models.hyper_decoder import stream_layers
 

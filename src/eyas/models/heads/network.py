@@ -10,8 +10,7 @@ I concatenated tapped states, V draft vocabulary, H head dim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 
@@ -22,23 +21,11 @@ from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.norm import RMSNorm
 from eyas.layers.rope import RopeTable
 from eyas.layers.row_order import RowOrder
-from eyas.models.decoder import DecoderLayer
+from eyas.models.decoder import DecoderLayer, Filled
 from eyas.models.heads.spec import HeadSpec
 from eyas.ops.add_norm import added
 from eyas.ops.join import join
 from eyas.parallel.cut import Parameter
-
-
-class Filled(Protocol):
-    """A part of a network with weights."""
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        """Return the tensors to fill, by name within the part."""
-        ...
-
-    def seal(self) -> None:
-        """Prepare the filled weights for running."""
-        ...
 
 
 class DraftHead:
@@ -99,7 +86,6 @@ class DraftHead:
                 compute,
                 input_size=spec.attention_input_size(index),
                 norms_input=index > 0 or spec.first_attention_norm,
-                traits=spec.traits,
             )
             for index in range(spec.num_layers)
         ]
