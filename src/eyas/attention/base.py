@@ -16,8 +16,7 @@ from typing import Protocol
 
 import torch
 
-from eyas.cache.kv import KVStore, WindowMap
-from eyas.cache.states import SequenceStates
+from eyas.cache.kv import KVStore
 from eyas.ops.compress import Compression
 from eyas.ops.delta_rule import DeltaRule
 from eyas.ops.rotate_and_store import KVDestination
@@ -129,18 +128,11 @@ class PlannedRows:
 class AttentionBackend(Protocol):
     """An implementation of attention over a key/value store.
 
-    kv: the store. states: the states that plans read and update; None if no layer has one.
-    windows: where layers with a window store what belongs to a slot; None if all layers have all slots.
+    kv: the store, with the states that plans read and update.
     """
 
     @property
     def kv(self) -> KVStore: ...
-
-    @property
-    def states(self) -> SequenceStates | None: ...
-
-    @property
-    def windows(self) -> WindowMap | None: ...
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
         """Plan a forward pass, whose layers then share the plan. write_slots_T: the slot of each

@@ -11,35 +11,26 @@ D numbers of a slot, N query heads, H head dim, I width of the indexer's keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import pad
 
 from eyas.attention.lanes import Lanes, key_width
+from eyas.attention.tiles import attend_tiles
 from eyas.cache.slots import NULL_SLOT
 from eyas.cache.store import CompressedStore
 from eyas.ops.compress import Compression, chosen_entries, pooled
 from eyas.ops.rotate_and_store import finite
 
-Attend = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float | None, torch.Tensor | None],
-    torch.Tensor,
-]
 MOST_ROWS = 64
 """Queries whose keys are gathered at once."""
 
 
 class CompressedPlan:
-    """The compressed attention of one forward pass.
+    """The compressed attention of one forward pass."""
 
-    attend: attention of tiles (`reference.attend`).
-    """
-
-    def __init__(
-        self, groups: Sequence[Lanes], write_slots_T: torch.Tensor, attend: Attend
-    ) -> None:
-        self._attend = attend
+    def __init__(self, groups: Sequence[Lanes], write_slots_T: torch.Tensor) -> None:
         self._write_slots_T = write_slots_T
         self._groups: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
         for lanes in groups:
@@ -162,7 +153,7 @@ class CompressedPlan:
         mask = torch.where(seen_UL, shown, shown - torch.inf)[:, None, None]
         mask = mask.expand(-1, 1, q_UNH.shape[1], -1).contiguous()
         sinks_1N = None if sinks_N is None else sinks_N.unsqueeze(0)
-        out = self._attend(q_UNH.unsqueeze(1), keys_U1LH, keys_U1LH, mask, store.scale, sinks_1N)
+        out = attend_tiles(q_UNH.unsqueeze(1), keys_U1LH, keys_U1LH, mask, store.scale, sinks_1N)
         return out.squeeze(1)
 
     def _chosen(

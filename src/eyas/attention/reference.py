@@ -3,14 +3,11 @@
 Promises: a row's result depends on its own prefix alone, bit for bit on the CPU. Every sequence,
 and every root-to-leaf path of a tree, becomes a *lane*: its slots in the columns of their positions.
 Compiled code reads the slots where they lie (`native.attention`). Without a compiler, and over a cache
-of another format than the model's, torch attends: keys are gathered, the number of columns of a query
-depends on its position alone (`key_width`), and tiles of queries have heights that give the same bits
-on this machine. So a row has the same products in the same reduction order in every batch
-(docs/facts.md has the measurement).
+of another format than the model's, torch attends to gathered keys (`attention.tiles`).
 Does not know: models, which rows are prompts and which are drafts.
 
-Legend: N query heads, G key/value heads, J query heads a key/value head, H head dim, Y lanes, L key
-columns, Q queries of a lane, X tiles of a lane, M rows of a tile.
+Legend: T rows, N query heads, G key/value heads, H head dim, S slots, Y lanes, L key columns, Q queries
+of a lane.
 """
 
 from __future__ import annotations
@@ -18,22 +15,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import pad, scaled_dot_product_attention
 
-from eyas.attention.base import Attend, KVDestination, Layout
+from eyas.attention.base import Attend, Layout
 from eyas.attention.compressed import CompressedPlan
 from eyas.attention.lanes import Lanes, context_lanes, node_lanes, split_by_width
-from eyas.attention.state_plan import StatePlan
-from eyas.cache.kv import KVStore, WindowMap
-from eyas.cache.states import SequenceStates
+from eyas.attention.plan import Plan
+from eyas.attention.tiles import TiledQueries, tile_heights
+from eyas.cache.kv import KVStore
 from eyas.cache.store import CompressedStore, KVScales, LayerStore
 from eyas.native.attention import CompiledAttention, Queries, compiled_attention
 from eyas.ops.compress import Compression
-from eyas.ops.delta_rule import DeltaRule
-from eyas.ops.rotate_and_store import as_bytes
-
-TILE_PRODUCT_ROWS = (4, 12, 32)
-"""Rows of a tile's products (query heads of a group times tile height), smallest first."""
 
 
 class ReferenceAttention:
@@ -47,21 +38,9 @@ class ReferenceAttention:
             if isinstance(store, LayerStore) and not isinstance(store, CompressedStore)
         }
 
-    @property
-    def states(self) -> SequenceStates | None:
-        return self.kv.states
-
-    @property
-    def windows(self) -> WindowMap | None:
-        return self.kv.windows
-
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
         """Plan the forward pass as lanes of prompt chunks and of trees."""
-        groups = context_lanes(layout)
-        if layout.nodes is not None:
-            groups.extend(split_by_width(node_lanes(layout, layout.nodes)))
-        states = None if self.states is None else StatePlan(layout, self.states)
-        return _Plan(self.kv, self._kernels, groups, write_slots_T, states)
+        return _Plan(self.kv, layout, write_slots_T, self._kernels)
 
 
 Kernel = CompiledAttention | tuple[int, ...]
@@ -83,94 +62,42 @@ def _kernel(store: LayerStore, kv: KVStore) -> Kernel:
     return tile_heights(store, kv.dtype, kv.device)
 
 
-def tile_heights(store: LayerStore, dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
-    """Return the tile heights that give a row the same bits on this machine, smallest first.
-
-    All are tried on random data. If one disagrees with the smallest, only the smallest is used. So
-    it is for head dims that are no multiple of 16, whose rare differences random data may not show.
-    """
-    per_kv = store.num_query_heads // store.num_kv_heads
-    heights = sorted(
-        {-(-TILE_PRODUCT_ROWS[0] // per_kv)}
-        | {max(1, rows // per_kv) for rows in TILE_PRODUCT_ROWS[1:]}
-    )
-    heights = [height for height in heights if per_kv * height >= TILE_PRODUCT_ROWS[0]]
-    if store.head_dim % 16:
-        return (heights[0],)
-    generator = torch.Generator(device).manual_seed(1)
-    rows = heights[-1] * heights[0]
-    with torch.inference_mode():
-        for width in (192, 384, 512, 1024):
-            kv_S2GH = torch.randn(
-                (width, *store.slot_shape), generator=generator, device=device
-            ).to(dtype)
-            q_TNH = torch.randn(
-                (rows, store.num_query_heads, store.head_dim), generator=generator, device=device
-            ).to(dtype)
-            rows_1Q = torch.arange(rows, device=device).unsqueeze(0)
-            slots_1L = torch.arange(width, device=device).unsqueeze(0)
-            lanes = Lanes(slots_1L, rows_1Q, torch.full_like(rows_1Q, width - 6))
-            for sinks_N in (None, torch.zeros(store.num_query_heads, device=device)):
-                results = [
-                    _Tiles(lanes, store, (height,), dtype).run(q_TNH, kv_S2GH, KVScales(), sinks_N)[
-                        :rows
-                    ]
-                    for height in heights
-                ]
-                if not all(torch.equal(result, results[0]) for result in results[1:]):
-                    return (heights[0],)
-    return tuple(heights)
-
-
-class _Plan:
+class _Plan(Plan):
     """`Attend` for one forward."""
 
     def __init__(
         self,
         kv: KVStore,
-        kernels: dict[LayerStore, Kernel],
-        groups: Sequence[Lanes],
+        layout: Layout,
         write_slots_T: torch.Tensor,
-        states: StatePlan | None,
+        kernels: dict[LayerStore, Kernel],
     ) -> None:
-        self._kv = kv
-        self._states = states
+        super().__init__(kv, layout, write_slots_T)
         self._kernels = kernels
-        self._groups = groups
-        self._write_slots_T = write_slots_T
-        self._answers: dict[LayerStore, _Answers | _CompiledAnswers] = {}
+        self._groups = context_lanes(layout)
+        if layout.nodes is not None:
+            self._groups.extend(split_by_width(node_lanes(layout, layout.nodes)))
+        self._queries: dict[LayerStore, TiledQueries | _CompiledQueries] = {}
         self._compressed: CompressedPlan | None = None
-
-    def destination(self, layer: int) -> KVDestination:
-        kv, scales = self._kv, self._kv.scales[layer]
-        window_slots_S, slots_T = kv.window_slots(layer), self._write_slots_T
-        return KVDestination(
-            kv.layers[layer],
-            slots_T if window_slots_S is None else window_slots_S[slots_T],
-            kv.keys[layer],
-            kv.values[layer],
-            scales.key,
-            scales.value,
-        )
 
     def __call__(
         self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
     ) -> torch.Tensor:
         store = self._kv.stores[layer]
         assert isinstance(store, LayerStore)
-        answers = self._answers.get(store)
-        if answers is None:
-            answers = self._answers[store] = self._begin(store, self._kv.window_slots(layer))
-        return answers.run(q_TNH, self._kv.layers[layer], self._kv.scales[layer], sinks_N)
+        queries = self._queries.get(store)
+        if queries is None:
+            queries = self._queries[store] = self._begin(store, self._kv.window_slots(layer))
+        return queries.run(q_TNH, self._kv.layers[layer], self._kv.scales[layer], sinks_N)
 
     def _begin(
         self, store: LayerStore, window_slots_S: torch.Tensor | None
-    ) -> _Answers | _CompiledAnswers:
+    ) -> TiledQueries | _CompiledQueries:
         """Return what layers of one kind share."""
         kernel, num_rows = self._kernels[store], len(self._write_slots_T)
         if isinstance(kernel, CompiledAttention):
-            return _CompiledAnswers(self._groups, store, kernel, num_rows, window_slots_S)
-        return _Answers(self._groups, store, kernel, self._kv.dtype, num_rows, window_slots_S)
+            return _CompiledQueries(self._groups, store, kernel, num_rows, window_slots_S)
+        return TiledQueries(self._groups, store, kernel, self._kv.dtype, num_rows, window_slots_S)
 
     def compress(
         self,
@@ -183,16 +110,12 @@ class _Plan:
         store = self._kv.stores[layer]
         assert isinstance(store, CompressedStore)
         if self._compressed is None:
-            self._compressed = CompressedPlan(self._groups, self._write_slots_T, _attend)
+            self._compressed = CompressedPlan(self._groups, self._write_slots_T)
         slots_SD = self._kv.layers[layer].flatten(1)
         return self._compressed.run(store, slots_SD, inputs_TX, q_TNH, sinks_N, compression)
 
-    def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
-        assert self._states is not None, "the layer has declared a state"
-        return self._states.recur(layer, inputs_TX, rule)
 
-
-class _CompiledAnswers:
+class _CompiledQueries:
     """The queries of a forward pass for layers of one kind. Padding rows get zeros."""
 
     def __init__(
@@ -230,164 +153,3 @@ class _CompiledAnswers:
         for queries in self._queries:
             self._kernel(queries, wide_TNH, kv_S2GH, out_TND, sinks_N)
         return out_TND.to(q_TNH.dtype)
-
-
-class _Answers:
-    """All tiles of a forward pass for layers of one kind, and the place of each row's output in them.
-
-    Padding rows, which are in no lane, get the output of another row, which is finite.
-    """
-
-    def __init__(
-        self,
-        groups: Sequence[Lanes],
-        store: LayerStore,
-        heights: tuple[int, ...],
-        dtype: torch.dtype,
-        num_rows: int,
-        window_slots_S: torch.Tensor | None,
-    ) -> None:
-        self._tiles = [_Tiles(lanes, store, heights, dtype, window_slots_S) for lanes in groups]
-        parts = [tiles.rows for tiles in self._tiles]
-        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-        self._num_rows = num_rows
-        self._index_T: torch.Tensor | None = None
-        if len(rows) >= num_rows:
-            if all(row == place or row < 0 for place, row in enumerate(rows.tolist())):
-                return
-        places = torch.arange(len(rows), device=rows.device)
-        index = torch.zeros(num_rows + 1, dtype=torch.int64, device=rows.device)
-        index[torch.where(rows >= 0, rows, num_rows)] = places
-        self._index_T = index[:num_rows]
-
-    def run(
-        self,
-        q_TNH: torch.Tensor,
-        kv_S2GH: torch.Tensor,
-        scales: KVScales,
-        sinks_N: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return the outputs [T, N, H] of all rows."""
-        answers = [tiles.run(q_TNH, kv_S2GH, scales, sinks_N) for tiles in self._tiles]
-        flat = answers[0] if len(answers) == 1 else torch.cat(answers)
-        return flat[: self._num_rows] if self._index_T is None else flat[self._index_T]
-
-
-class _Tiles:
-    """Lanes cut into tiles of one height, with their masks; shared by all layers of one kind.
-
-    rows: row of the forward pass for each place of the tiles in order, -1 for padding.
-    window_slots_S: as `KVStore.window_slots`.
-    """
-
-    def __init__(
-        self,
-        lanes: Lanes,
-        store: LayerStore,
-        heights: tuple[int, ...],
-        dtype: torch.dtype,
-        window_slots_S: torch.Tensor | None = None,
-    ) -> None:
-        self._num_lanes, num_queries = lanes.rows_YQ.shape
-        self._scale = store.scale
-        self._output_dim = store.output_dim
-        self._per_kv = per_kv = store.num_query_heads // store.num_kv_heads
-        self._height = next((h for h in heights if h >= num_queries), heights[-1])
-        self._num_tiles = -(-num_queries // self._height)
-        missing = self._num_tiles * self._height - num_queries
-        positions_YQ, rows_YQ = lanes.positions_YQ, lanes.rows_YQ
-        if missing:
-            positions_YQ = pad(positions_YQ, (0, missing))
-            rows_YQ = pad(rows_YQ, (0, missing), value=-1)
-        self.rows = rows_YQ.reshape(-1)
-        self._query_rows = self.rows.clamp(min=0)
-        self._slots = lanes.slots_YL.reshape(-1)
-        if window_slots_S is not None:
-            self._slots = window_slots_S[self._slots]
-        self._num_columns = lanes.slots_YL.shape[1]
-        columns_L = torch.arange(self._num_columns, device=self.rows.device)
-        positions_YQ1 = positions_YQ.unsqueeze(-1)
-        seen = columns_L <= positions_YQ1
-        if store.window is not None:
-            seen &= columns_L > positions_YQ1 - store.window
-        if store.first_position:
-            seen &= (columns_L >= store.first_position) | (columns_L == positions_YQ1)
-        shown = torch.zeros((), dtype=dtype, device=self.rows.device)
-        mask = torch.where(seen, shown, shown - torch.inf)
-        # [Y * X, 1, J * M, L]: the query heads of a group are rows of a tile
-        self._num_places = self._num_lanes * self._num_tiles
-        mask = mask.view(self._num_places, 1, self._height, self._num_columns)
-        self._mask = mask.expand(-1, per_kv, -1, -1).reshape(
-            self._num_places, 1, per_kv * self._height, self._num_columns
-        )
-
-    def run(
-        self,
-        q_TNH: torch.Tensor,
-        kv_S2GH: torch.Tensor,
-        scales: KVScales,
-        sinks_N: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return the outputs [places, N, H] in tile order. The scale of keys is part of the softmax's,
-        that of values of the output."""
-        num_kv, head_dim = kv_S2GH.shape[2:]
-        sinks_GJ = None if sinks_N is None else sinks_N.view(num_kv, self._per_kv)
-        scale = self._scale
-        if scales.key != 1.0:
-            scale = scales.key * (head_dim**-0.5 if scale is None else scale)
-        kv = as_bytes(kv_S2GH).index_select(0, self._slots).view(kv_S2GH.dtype).to(q_TNH.dtype)
-        kv = kv.view(self._num_lanes, self._num_columns, -1, num_kv, head_dim)
-        sides = kv.permute(2, 0, 3, 1, 4).unbind(0)
-        # Values inside keys are taken with the rest of the row, whose sums are then dropped: torch's
-        # blocked attention takes keys and values of one width alone.
-        k_YGLH, v_YGLH = sides[0], sides[-1]
-        q = q_TNH.index_select(0, self._query_rows)
-        q = q.view(self._num_places, self._height, num_kv, self._per_kv, head_dim)
-        q = q.permute(0, 2, 3, 1, 4).reshape(
-            self._num_places, num_kv, self._per_kv * self._height, head_dim
-        )
-        if self._num_tiles == 1:
-            out = _attend(q, k_YGLH, v_YGLH, self._mask, scale, sinks_GJ)
-        elif self._num_lanes == 1:
-            every = (self._num_tiles, -1, -1, -1)
-            out = _attend(
-                q, k_YGLH.expand(every), v_YGLH.expand(every), self._mask, scale, sinks_GJ
-            )
-        else:
-            shape = (self._num_lanes, self._num_tiles)
-            q_tiles = q.unflatten(0, shape).unbind(1)
-            masks = self._mask.unflatten(0, shape).unbind(1)
-            tiles = [
-                _attend(q_tile, k_YGLH, v_YGLH, mask, scale, sinks_GJ)
-                for q_tile, mask in zip(q_tiles, masks, strict=True)
-            ]
-            out = torch.stack(tiles, dim=1)
-        out = out.view(self._num_places, num_kv, self._per_kv, self._height, head_dim)
-        out = out[..., : self._output_dim].permute(0, 3, 1, 2, 4)
-        if scales.value != 1.0:
-            out = out * scales.value
-        return out.reshape(-1, num_kv * self._per_kv, self._output_dim)
-
-
-def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float | None,
-    sinks_GJ: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return the outputs of tiles, whose rows are J heads times M queries.
-
-    With sinks, all keys of a row together compete with its head's sink: a softmax of two, which torch
-    computes for each row alone, so that its bits do not depend on the row's place.
-    """
-    if sinks_GJ is None:
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    out, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, attn_mask=mask, scale=scale
-    )
-    num_queries = log_sums.shape[2] // sinks_GJ.shape[1]
-    sinks = sinks_GJ.repeat_interleave(num_queries, dim=1).expand_as(log_sums)
-    both = torch.stack((log_sums, sinks), dim=-1)
-    return (out * both.softmax(-1)[..., :1]).to(out.dtype)

@@ -14,18 +14,16 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.attention.base import Attend, KVDestination, Layout, NodeGrid
-from eyas.attention.state_plan import StatePlan
+from eyas.attention.base import Attend, Layout, NodeGrid
+from eyas.attention.plan import Plan
 from eyas.attention.triton_compressed import EntryPlan, entry_shapes
 from eyas.cache.kv import KVStore
-from eyas.cache.states import SequenceStates
 from eyas.cache.store import LayerStore
 from eyas.kernels.attention import Nodes, attend_nodes
 from eyas.kernels.attention_prefill import PromptTiles, attend_prompts, cut
 from eyas.kernels.paths import node_paths
 from eyas.kernels.softmax import GROUP, SHARED_ROW_LINES, SPLIT, HeadShape
 from eyas.ops.compress import Compression
-from eyas.ops.delta_rule import DeltaRule
 from eyas.transfer import send
 
 HEIGHTS = (16, 32)
@@ -49,7 +47,6 @@ class TritonAttention:
         heights: Sequence[int] = HEIGHTS,
     ) -> None:
         self.kv = kv
-        self.windows = kv.windows
         self.pdl = pdl
         itemsize = kv.dtype.itemsize
         self.entries = entry_shapes(kv.stores)
@@ -61,10 +58,6 @@ class TritonAttention:
         self.shapes = {store: _shape(store, itemsize) for store in dict.fromkeys(self.stores)}
         self.heights = {store: _fitting(shape, heights) for store, shape in self.shapes.items()}
         self.tiles = {store: prompt_tiles(shape, itemsize) for store, shape in self.shapes.items()}
-
-    @property
-    def states(self) -> SequenceStates | None:
-        return self.kv.states
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
         """Plan the nodes; the tiles of prompts are made when a layer first needs them."""
@@ -105,17 +98,14 @@ def _fitting(shape: HeadShape, heights: Sequence[int]) -> tuple[int, ...]:
     return tuple(height for height in sorted(heights) if height >= per_kv) or (_power(per_kv),)
 
 
-class _Plan:
+class _Plan(Plan):
     """`Attend` for one forward."""
 
     def __init__(
         self, backend: TritonAttention, layout: Layout, write_slots_T: torch.Tensor
     ) -> None:
+        super().__init__(backend.kv, layout, write_slots_T)
         self._backend = backend
-        self._layout = layout
-        states = backend.states
-        self._states = None if states is None else StatePlan(layout, states)
-        self._write_slots_T = write_slots_T
         num_rows = len(write_slots_T)
         runs = layout.contexts
         self._num_node_rows = runs[0].row if runs else num_rows
@@ -127,25 +117,7 @@ class _Plan:
             self._num_node_rows = 0
             self._stop = self._stop if runs else 0
         self._tiles: dict[int, torch.Tensor] = {}
-        self._window_slots_T: torch.Tensor | None = None
         self._entry_plan: EntryPlan | None = None
-
-    def destination(self, layer: int) -> KVDestination:
-        kv = self._backend.kv
-        scales = kv.scales[layer]
-        slots_T, window_slots_S = self._write_slots_T, kv.window_slots(layer)
-        if window_slots_S is not None:
-            if self._window_slots_T is None:
-                self._window_slots_T = window_slots_S[slots_T]
-            slots_T = self._window_slots_T
-        return KVDestination(
-            kv.layers[layer],
-            slots_T,
-            kv.keys[layer],
-            kv.values[layer],
-            scales.key,
-            scales.value,
-        )
 
     def __call__(
         self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
@@ -212,10 +184,6 @@ class _Plan:
         kv = self._backend.kv
         shape = self._backend.entries[kv.stores[layer]]
         return self._entries().compress(kv, layer, shape, inputs_TX, q_TNH, sinks_N, compression)
-
-    def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
-        assert self._states is not None, "the layer has declared a state"
-        return self._states.recur(layer, inputs_TX, rule)
 
     def _entries(self) -> EntryPlan:
         if self._entry_plan is None:

@@ -184,7 +184,7 @@ def _check_exactness(
 ) -> Exactness:
     """Run the self-check in the first slots of the cache, before any request. width: most nodes of a
     tree."""
-    windows, scheduling = runner.backend.windows, sizes.config.scheduler
+    windows, scheduling = runner.backend.kv.windows, sizes.config.scheduler
     if windows is not None:
         windows.assign_first()
     exact = check_exactness(
@@ -305,8 +305,8 @@ def connect(
     """Build an engine from a runner and a drafter: make its cache manager, sequence table,
     scheduler."""
     device = runner.model.device
-    scheduling, states = config.scheduler, runner.backend.states
-    windows = runner.backend.windows
+    scheduling, states = config.scheduler, runner.backend.kv.states
+    windows = runner.backend.kv.windows
     most_snapshots = None
     if states is not None:
         spec, dtype = of_rank(runner.model.spec, runner.model.shard), runner.model.dtype

@@ -61,7 +61,7 @@ def check_exactness(
     if products is None:
         extent = _extent_on_cpu(max_length, num_slots)
     else:
-        most_seqs = _MOST_SEQUENCES if runner.backend.states is None else most_seqs
+        most_seqs = _MOST_SEQUENCES if runner.backend.kv.states is None else most_seqs
         extent = _extent_on_device(products, width, max_length, num_slots, captures, most_seqs)
     if extent.length < 8:
         return Exactness(False, "the cache is too small for the self-check")

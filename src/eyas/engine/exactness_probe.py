@@ -69,7 +69,7 @@ class Probe:
         self.copies = (slots[:length], slots[length : 2 * length])
         self.scratch = slots[2 * length :]
         self.num_seats = num_seats = max(extent.batches) + 1
-        self.table = SequenceTable(num_seats, length + 1, width, device, runner.backend.states)
+        self.table = SequenceTable(num_seats, length + 1, width, device, runner.backend.kv.states)
         self._state_positions = [0] * num_seats
         text = self.tokens.tolist()
         for _ in range(num_seats):
@@ -236,7 +236,7 @@ class Probe:
     def _begin(self, begun: Sequence[tuple[int, int]], slots: np.ndarray) -> None:
         """Run the text before given positions, in given seats, where layers have a state per sequence,
         which stored keys and values do not replace."""
-        if self.runner.backend.states is None:
+        if self.runner.backend.kv.states is None:
             return
         self._state_positions = [-1] * self.num_seats
         spans: list[Span] = []

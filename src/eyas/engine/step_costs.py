@@ -91,11 +91,11 @@ def _probe_chain(num_rows: int, max_length: int, device: torch.device) -> Forwar
 
 def _target_costs(runner: ModelRunner, max_length: int, max_rows: int, captures: bool) -> Costs:
     device = runner.model.device
-    if runner.backend.states is not None:
-        runner.backend.states.resize(1, max_rows)
+    if runner.backend.kv.states is not None:
+        runner.backend.kv.states.resize(1, max_rows)
 
     def forward(num_rows: int) -> object:
-        if (states := runner.backend.states) is None:
+        if (states := runner.backend.kv.states) is None:
             return runner.forward(_probe_rows(num_rows, max_length, device))
         rows = _probe_chain(num_rows, max_length, device)
         states.assume(0, rows.layout.max_position + 1 - num_rows)

@@ -81,11 +81,11 @@ class Follower:
                 for number in numbers:
                     self._replays.pop(number, None)
             case StateMessage(change, arguments):
-                states = self._runner.backend.states
+                states = self._runner.backend.kv.states
                 assert states is not None
                 getattr(states, change)(*arguments)
             case WindowMessage(change, arguments):
-                windows = self._runner.backend.windows
+                windows = self._runner.backend.kv.windows
                 assert windows is not None
                 getattr(windows, change)(*(np.frombuffer(each, np.int64) for each in arguments))
             case AliveMessage() | CacheMessage() | EndMessage():

@@ -96,10 +96,10 @@ class ModelRunner:
         self.backend = backend
         self.leader = leader
         self._sequences = sequences
-        if leader is not None and backend.states is not None:
-            backend.states.on_change = leader.change_states
-        if leader is not None and backend.windows is not None:
-            backend.windows.on_change = leader.change_windows
+        if leader is not None and backend.kv.states is not None:
+            backend.kv.states.on_change = leader.change_states
+        if leader is not None and backend.kv.windows is not None:
+            backend.kv.windows.on_change = leader.change_windows
         self.order = model.order
         self._logits_RV: torch.Tensor | None = None
 
