@@ -442,6 +442,16 @@ class DraftTree:
         """Nodes of the widest tree, padding included."""
         return self.tokens_BW.shape[1]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the trees are."""
+        return self.tokens_BW.device
+
+    @property
+    def branch_parents(self) -> torch.Tensor | None:
+        """The parents [B, W]; None for chains, whose parents are not read."""
+        return None if self.is_chain else self.parents_BW
+
 
 @dataclass(slots=True)
 class Verdict:

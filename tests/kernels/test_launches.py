@@ -7,12 +7,13 @@ Nothing is computed here: launches are noted, and results are whatever is in mem
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eyas.attention.base import Attend, PlannedRows
 from eyas.cache.store import LayerStore, Store
 from eyas.layers import linear
 from eyas.layers.products import Products
@@ -119,9 +120,10 @@ def test_a_layer_starts_these_kernels_and_no_others(
     run, spec = decoder._layers[layer], decoder.spec
     assert isinstance(run, DecoderLayer)
     stream_TD, parts = torch.zeros(1, spec.hidden_size, dtype=DTYPE), torch.zeros(4, 1, 1)
-    angles = decoder._rope.at(torch.zeros(1, dtype=torch.int64))
+    zero_1 = torch.zeros(1, dtype=torch.int64)
+    angles = decoder._rope.at(zero_1)
     launches = Launches(monkeypatch)
-    attend = Noting(launches, spec.stores[layer])
+    rows = PlannedRows(zero_1, zero_1, cast(Attend, Noting(launches, spec.stores[layer])))
     with torch.no_grad(), launches:
-        run(stream_TD, parts.expand(-1, -1, spec.hidden_size), angles, attend)
+        run(stream_TD, parts.expand(-1, -1, spec.hidden_size), angles, rows)
     assert launches.names == expected

@@ -46,8 +46,7 @@ def some_choices(draw: random.Random, tree: DraftTree, share_of_faults: float) -
 
 
 def by_torch(chosen: torch.Tensor, tree: DraftTree) -> Verdict:
-    parents = None if tree.is_chain else tree.parents_BW
-    return Verdict(walk.by_torch(chosen, tree.tokens_BW, parents, tree.sizes_B))
+    return Verdict(walk.by_torch(chosen, tree))
 
 
 def launch(device: torch.device, chosen: torch.Tensor, tree: DraftTree) -> Verdict:

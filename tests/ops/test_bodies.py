@@ -16,7 +16,7 @@ from eyas.ops.dispatch import Operation
 
 FILES = sorted(path.stem for path in Path(ops.__path__[0]).glob("[!_]*.py"))
 MODULES = [import_module(f"eyas.ops.{name}") for name in FILES]
-OPERATIONS: list[Operation[Any, Any]] = [
+OPERATIONS: list[Operation[Any, Any, Any]] = [
     value
     for module in MODULES
     for value in vars(module).values()
@@ -25,7 +25,7 @@ OPERATIONS: list[Operation[Any, Any]] = [
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-def test_an_operation_has_two_bodies_of_one_signature(operation: Operation[Any, Any]) -> None:
+def test_an_operation_has_two_bodies_of_one_signature(operation: Operation[Any, Any, Any]) -> None:
     assert isinstance(operation, Operation) and operation.__doc__
     assert operation.by_kernel is not operation.by_torch
     assert inspect.signature(operation.by_kernel) == inspect.signature(operation.by_torch)

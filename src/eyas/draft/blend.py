@@ -90,20 +90,10 @@ class BlendDrafter(Drafter):
 def merge(into: DraftTree, tree: DraftTree, source: int, width: int) -> DraftTree:
     """`into` with the nodes of `tree` that it lacks, at most `width` nodes; new ones are `source`'s.
     Nodes below one that found no room are left out."""
-    assert into.source_BW is not None
-    merged = merge_trees(
-        into.tokens_BW,
-        into.parents_BW,
-        into.source_BW,
-        into.sizes_B,
-        tree.tokens_BW,
-        tree.parents_BW,
-        tree.sizes_B,
-        source,
-        width,
-    )
-    score_BW = widened_scores(into, merged.tokens_BW.shape[1])
-    return replace(into, **merged._asdict(), score_BW=score_BW)
+    merged = merge_trees(into, tree, source, width)
+    merged.num_caught_up = into.num_caught_up
+    merged.score_BW = widened_scores(into, merged.width)
+    return merged
 
 
 def widened_scores(tree: DraftTree, width: int) -> torch.Tensor | None:

@@ -92,5 +92,4 @@ class Pool:
     def tree(self, roots_B1: torch.Tensor, nodes: int, *, is_chain: bool) -> DraftTree:
         """Return the trees of the root and the best of the pool, at most `nodes` nodes in all."""
         assert self._storage is not None, "a pool without a level has no tree"
-        grown = keep_best(roots_B1, self._storage, self._size, nodes, is_chain)
-        return DraftTree(**grown._asdict(), is_chain=is_chain)
+        return keep_best(roots_B1, self._storage, self._size, nodes, is_chain)

@@ -48,8 +48,7 @@ def verify(
     params = batch.params
     chosen_R = sample(logits_RV, rows.sampling, params, mask_RK)
     chosen_BW = _to_grid(chosen_R, tree, rows, fill=-1)
-    parents_BW = None if tree.is_chain else tree.parents_BW
-    verdict = Verdict(walk(chosen_BW, tree.tokens_BW, parents_BW, tree.sizes_B))
+    verdict = Verdict(walk(chosen_BW, tree))
     if params.num_logprobs is not None:
         _attach_logprobs(verdict, logits_RV, chosen_R, tree, rows, params.num_logprobs)
     return verdict

@@ -10,34 +10,24 @@ Legend: B sequences, X entries of a pool, W nodes of the tree.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
+from eyas.core import DraftTree
 from eyas.ops.add_level import PoolStorage
 from eyas.ops.dispatch import Operation
 from eyas.ops.scale_and_filter import NEVER
 
 
-class GrownTrees(NamedTuple):
-    """Tokens, parents (-1 for the root), number of nodes and scores of each tree; a chain's rows of
-    parents may be views of one row. Scores of the root and of padding mean nothing."""
-
-    tokens_BW: torch.Tensor
-    parents_BW: torch.Tensor
-    sizes_B: torch.Tensor
-    score_BW: torch.Tensor
-
-
 @Operation
 def keep_best(
     roots_B1: torch.Tensor, pool: PoolStorage, size: int, nodes: int, is_chain: bool
-) -> GrownTrees:
+) -> DraftTree:
     """Return the trees of the root and the best of the first `size` entries, at most `nodes` nodes
     in all.
 
     Entries with a score of -inf are left out. is_chain: each level has one candidate, so the first
-    entries are kept.
+    entries are kept; rows of parents may then be views of one row. Scores of the root and of padding
+    mean nothing.
     """
     tokens_BX, scores_BX = pool.tokens_BX[:, :size], pool.scores_BX[:, :size]
     legal_BX = scores_BX > NEVER
@@ -48,7 +38,7 @@ def keep_best(
         num, width = tokens_BW.shape
         parents_W = torch.arange(-1, width - 1, device=tokens_BW.device)
         score_BW = torch.cat([root_score_B1, scores_BX[:, : nodes - 1]], dim=1)
-        return GrownTrees(tokens_BW, parents_W.expand(num, -1), sizes_B, score_BW)
+        return DraftTree(tokens_BW, parents_W.expand(num, -1), sizes_B, True, score_BW=score_BW)
     keep = min(nodes - 1, size)
     order_BX = scores_BX.sort(dim=1, descending=True, stable=True).indices[:, :keep]
     kept_BW = torch.where(legal_BX.gather(1, order_BX), order_BX, size).sort(dim=1).values
@@ -61,16 +51,17 @@ def keep_best(
     parents_BW = torch.cat([torch.full_like(roots_B1, -1), inner_BW], dim=1)
     tokens_BW = torch.cat([roots_B1, tokens_BX.gather(1, places_BW)], dim=1)
     score_BW = torch.cat([root_score_B1, scores_BX.gather(1, places_BW)], dim=1)
-    return GrownTrees(tokens_BW, parents_BW, sizes_B, score_BW)
+    return DraftTree(tokens_BW, parents_BW, sizes_B, False, score_BW=score_BW)
 
 
 @keep_best.kernel
 def _by_kernel(
     roots_B1: torch.Tensor, pool: PoolStorage, size: int, nodes: int, is_chain: bool
-) -> GrownTrees:
+) -> DraftTree:
     from eyas.kernels.grow import finish
 
     storage = (pool.tokens_BX, pool.scores_BX, pool.parents_BX)
-    return GrownTrees(
-        *finish(storage, size, roots_B1, nodes, is_chain=is_chain, pdl=roots_B1.is_cuda)
+    tokens_BW, parents_BW, sizes_B, score_BW = finish(
+        storage, size, roots_B1, nodes, is_chain=is_chain, pdl=roots_B1.is_cuda
     )
+    return DraftTree(tokens_BW, parents_BW, sizes_B, is_chain, score_BW=score_BW)

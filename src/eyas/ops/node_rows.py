@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from eyas.core import DraftTree
 from eyas.ops.dispatch import Operation
 from eyas.ops.grids import node_depths, place_chain, ragged_rows
 
@@ -40,21 +41,18 @@ def node_rows(
     seats_B: torch.Tensor,
     roots_B: torch.Tensor,
     node_slots_BW: torch.Tensor,
-    tokens_BW: torch.Tensor,
-    parents_BW: torch.Tensor | None,
-    sizes_B: torch.Tensor,
+    tree: DraftTree,
     slots_AC: torch.Tensor,
     last_position: int,
 ) -> NodeRows:
     """Return the rows of all nodes.
 
     seats_B, roots_B: the row of `slots_AC` of each sequence, and the position of its root.
-    node_slots_BW: its first W columns are read. parents_BW: None for chains, whose slots are
-    written into the columns of their positions in `slots_AC`. sizes_B: nodes of each tree.
-    `by_torch` gives nodes beyond it no row; the kernel gives every node a row, since the host does
-    not know the sizes.
+    node_slots_BW: its first W columns are read; those of chains are written into the columns of
+    their positions in `slots_AC`. `by_torch` gives padding nodes no row; the kernel gives every node
+    a row, since the host does not know the sizes.
     """
-    width, device = tokens_BW.shape[1], tokens_BW.device
+    width, device, parents_BW = tree.width, tree.device, tree.branch_parents
     slots_BW = node_slots_BW[:, :width].contiguous()
     nodes_W = torch.arange(width, device=device)
     if parents_BW is None:
@@ -62,8 +60,8 @@ def node_rows(
         place_chain(slots_AC, seats_B, roots_B, slots_BW)
     else:
         positions_BW = roots_B.unsqueeze(1) + node_depths(parents_BW)
-    grid_BW, picked_R = ragged_rows(nodes_W < sizes_B.unsqueeze(1))
-    columns = [tokens_BW.reshape(-1), positions_BW.reshape(-1), slots_BW.reshape(-1)]
+    grid_BW, picked_R = ragged_rows(nodes_W < tree.sizes_B.unsqueeze(1))
+    columns = [tree.tokens_BW.reshape(-1), positions_BW.reshape(-1), slots_BW.reshape(-1)]
     if picked_R is None:
         picked_R = grid_BW.view(-1)
     else:
@@ -87,9 +85,7 @@ def _by_kernel(
     seats_B: torch.Tensor,
     roots_B: torch.Tensor,
     node_slots_BW: torch.Tensor,
-    tokens_BW: torch.Tensor,
-    parents_BW: torch.Tensor | None,
-    sizes_B: torch.Tensor,
+    tree: DraftTree,
     slots_AC: torch.Tensor,
     last_position: int,
 ) -> NodeRows:
@@ -99,11 +95,11 @@ def _by_kernel(
         seats_B,
         roots_B,
         node_slots_BW,
-        tokens_BW,
-        parents_BW,
+        tree.tokens_BW,
+        tree.branch_parents,
         slots_AC,
         last_position,
-        pdl=tokens_BW.is_cuda,
+        pdl=tree.tokens_BW.is_cuda,
     )
     tokens_R, position_R, model_position_R, write_slots_R, sequence_R, node_R, rows_R = numbers
     return NodeRows(
@@ -114,6 +110,6 @@ def _by_kernel(
         sequence_R,
         node_R,
         rows_R,
-        grid_BW=rows_R.view(tokens_BW.shape),
-        slots_BW=write_slots_R.view(tokens_BW.shape),
+        grid_BW=rows_R.view(tree.tokens_BW.shape),
+        slots_BW=write_slots_R.view(tree.tokens_BW.shape),
     )

@@ -11,37 +11,27 @@ from __future__ import annotations
 
 import torch
 
+from eyas.core import DraftTree
 from eyas.ops.dispatch import Operation
 
 
 @Operation
-def walk(
-    chosen_BW: torch.Tensor,
-    tokens_BW: torch.Tensor,
-    parents_BW: torch.Tensor | None,
-    sizes_B: torch.Tensor,
-) -> torch.Tensor:
+def walk(chosen_BW: torch.Tensor, tree: DraftTree) -> torch.Tensor:
     """Return int64 [B, 2W + 1], `eyas.core.Verdict.report_BX` of each tree.
 
     chosen_BW: what each node's row chose, without gaps; -1 is a row that could not choose. It ends
-    the walk before it; at the root it makes the count -1. parents_BW: None for chains. Nodes behind
-    the count are undefined.
+    the walk before it; at the root it makes the count -1. Nodes behind the count are undefined.
     """
-    if parents_BW is None:
-        return _walk_chain(chosen_BW, tokens_BW, sizes_B)
-    return _walk_tree(chosen_BW, tokens_BW, parents_BW, sizes_B)
+    if tree.is_chain:
+        return _walk_chain(chosen_BW, tree.tokens_BW, tree.sizes_B)
+    return _walk_tree(chosen_BW, tree.tokens_BW, tree.parents_BW, tree.sizes_B)
 
 
 @walk.kernel
-def _by_kernel(
-    chosen_BW: torch.Tensor,
-    tokens_BW: torch.Tensor,
-    parents_BW: torch.Tensor | None,
-    sizes_B: torch.Tensor,
-) -> torch.Tensor:
+def _by_kernel(chosen_BW: torch.Tensor, tree: DraftTree) -> torch.Tensor:
     from eyas.kernels.walk import walk as launch
 
-    return launch(chosen_BW, tokens_BW, parents_BW, sizes_B)
+    return launch(chosen_BW, tree.tokens_BW, tree.branch_parents, tree.sizes_B)
 
 
 def _walk_chain(

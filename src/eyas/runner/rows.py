@@ -74,14 +74,11 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
     """Return the rows of a step. The tree may be narrower than the batch allows."""
     table, device = batch.table, batch.table.device
     num_rooted = batch.num_rows
-    parents_BW = None if tree.is_chain else tree.parents_BW
     nodes = node_rows(
         batch.seats_B,
         batch.roots_B,
         batch.node_slots_BW,
-        tree.tokens_BW,
-        parents_BW,
-        tree.sizes_B,
+        tree,
         table.slots_AC,
         table.last_position,
     )
@@ -113,7 +110,7 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
         tokens_T, positions_T, write_slots_T = map(torch.cat, zip(*parts, strict=True))
     else:
         ((tokens_T, positions_T, write_slots_T),) = parts
-    grid = NodeGrid(nodes.grid_BW, nodes.slots_BW, batch.roots_B, parents_BW)
+    grid = NodeGrid(nodes.grid_BW, nodes.slots_BW, batch.roots_B, tree.branch_parents)
     seats_B = torch.cat([batch.seats_B, send(seats, device)]) if seats else batch.seats_B
     layout = Layout(
         table.slots_AC, seats_B, batch.max_length - 1, tuple(runs), grid if num_rooted else None
