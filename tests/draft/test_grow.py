@@ -10,7 +10,7 @@ import torch
 
 from eyas.core import SamplingParams
 from eyas.draft import TreeShape
-from eyas.draft.grow import Frontier, Pool, rank
+from eyas.draft.grow import Frontier, Pool, best_tokens
 from eyas.sampling import BatchParams, RowSource, gumbel
 from eyas.sampling.process import SamplingRows
 
@@ -72,7 +72,7 @@ def grown(
             length_B=torch.full((num,), 10),
         )
         beta = torch.ones(num) if any(params.noisy) else None
-        ids, scores = rank(logits[last.flatten()], None, rows, params, beta, topk)
+        ids, scores = best_tokens(logits[last.flatten()], None, rows, params, beta, topk)
         frontier, _ = pool.add(
             frontier, ids.view(num, width, -1), scores.view(num, width, -1), topk
         )

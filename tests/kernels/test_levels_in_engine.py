@@ -13,7 +13,7 @@ from eyas.ops.add_level import add_level
 from eyas.ops.keep_best import keep_best
 from eyas.ops.level_rows import level_rows
 from eyas.ops.node_rows import node_rows
-from eyas.ops.rank import rank
+from eyas.ops.top_tokens import top_tokens
 from eyas.ops.tail_rows import tail_rows
 from tests.draft.test_tree_drafter import Recorded, Trees
 from tests.kernels.bodies import take_kernels
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu run
 
 @pytest.fixture
 def plumbing_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_kernels(monkeypatch, add_level, keep_best, level_rows, node_rows, rank, tail_rows)
+    take_kernels(monkeypatch, add_level, keep_best, level_rows, node_rows, tail_rows, top_tokens)
 
 
 def requests(temperature: float, num: int = 3) -> list[Request]:

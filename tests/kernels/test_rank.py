@@ -8,7 +8,7 @@ import torch
 from eyas.core import SamplingParams
 from eyas.draft import grow
 from eyas.kernels.rank import top
-from eyas.ops.rank import rank
+from eyas.ops.top_tokens import top_tokens
 from eyas.sampling import BatchParams, RowSource, gumbel
 from eyas.sampling.process import SamplingRows
 from tests.kernels.bodies import take_kernels
@@ -191,10 +191,10 @@ def test_the_drafter_s_ranking_is_the_same_as_on_a_cpu(
         batch = BatchParams(sources, vocab, where)
         beta = torch.tensor([0.9, 0.8]).to(where) if any(batch.noisy) else None
         chosen = None if ids is None else ids.to(where)
-        return grow.rank(logits.to(where), chosen, None if params is None else rows, batch, beta, 5)
+        return grow.best_tokens(logits.to(where), chosen, None if params is None else rows, batch, beta, 5)
 
     want_ids, want = ranked(torch.device("cpu"))
-    take_kernels(monkeypatch, rank)
+    take_kernels(monkeypatch, top_tokens)
     got_ids, got = ranked(device)
     assert got_ids.tolist() == want_ids.tolist()
     torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)

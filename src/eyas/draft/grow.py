@@ -25,13 +25,12 @@ import torch
 from eyas.core import DraftTree
 from eyas.ops.add_level import Frontier, PoolStorage, add_level
 from eyas.ops.keep_best import keep_best
-from eyas.ops.rank import at_target_ids
-from eyas.ops.rank import rank as rank_rows
+from eyas.ops.top_tokens import at_target_ids, top_tokens
 from eyas.sampling.params import BatchParams
 from eyas.sampling.process import SamplingRows, process
 
 
-def rank(
+def best_tokens(
     logits_RU: torch.Tensor,
     target_ids_U: torch.Tensor | None,
     rows: SamplingRows | None,
@@ -53,7 +52,7 @@ def rank(
         filters = None
         if temperature_B is not None:  # the logits are divided by it already
             temperature_B = (temperature_B > 0).to(torch.float32)
-    return rank_rows(
+    return top_tokens(
         logits_RU,
         target_ids_U,
         num_children,

@@ -31,7 +31,7 @@ from eyas.draft.catch_up import (
     run_rows,
     tail_rows,
 )
-from eyas.draft.grow import Frontier, Pool, rank
+from eyas.draft.grow import Frontier, Pool, best_tokens
 from eyas.draft.network import DraftNetwork
 from eyas.draft.prefix_rows import PrefixRows
 from eyas.ops.level_rows import level_rows
@@ -189,7 +189,7 @@ class TreeDrafter(Drafter):
         pool = Pool(shape.num_candidates)
         for depth in range(shape.steps):
             rows = self._sampling_rows(growth, frontier)
-            ids_RC, scores_RC = rank(
+            ids_RC, scores_RC = best_tokens(
                 logits_RU,
                 self._network.target_ids_U,
                 rows,

@@ -1,4 +1,4 @@
-"""The kernels of `ops.rank`: the best next tokens, by probability or by probability and noise.
+"""The kernels of `ops.top_tokens`: the best next tokens, by probability or by probability and noise.
 
 Promises: best first, ties to the lowest id; a row's result depends on its logits, its sequence's
 parameters and its position, whatever else is in the call; ids are always ids of the vocabulary.
@@ -203,7 +203,7 @@ def top(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The `num` best of each row: float32 log-probabilities [R, J] and target ids [R, J].
 
-    Reference: `ops.rank.by_torch`. Rows of sequences with a temperature above 0 are divided
+    Reference: `ops.top_tokens.by_torch`. Rows of sequences with a temperature above 0 are divided
     by it, and with beta_B scored log_softmax(beta * (x / T + noise)) over all U; the reference adds
     noise to a shortlist alone. Other rows, and all rows if no temperature is given: log_softmax(x).
     num: at most U; the time grows with it.

@@ -1,4 +1,4 @@
-"""Rank the next tokens of logits rows, by probability or by probability and the target's noise.
+"""The best next tokens of logits rows, by probability or by probability and the target's noise.
 
 Promises: best first; a row's result depends on its logits, its sequence's parameters and its
 position. At temperature above 0 tokens are ranked by what the target would choose with its own
@@ -23,7 +23,7 @@ SHORTLIST = 64
 
 
 @Operation
-def rank(
+def top_tokens(
     logits_RU: torch.Tensor,
     target_ids_U: torch.Tensor | None,
     num_children: int,
@@ -65,7 +65,7 @@ def rank(
     return ids_RE.gather(1, best_RJ), scores_RJ
 
 
-@rank.kernel
+@top_tokens.kernel
 def _by_kernel(
     logits_RU: torch.Tensor,
     target_ids_U: torch.Tensor | None,
