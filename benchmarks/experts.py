@@ -20,7 +20,7 @@ import torch
 
 from eyas.kernels import experts as kernels
 from eyas.kernels.tiles import Tile
-from eyas.layers.experts import ExpertSpec
+from eyas.layers.expert_spec import ExpertSpec
 from eyas.ops.apply_experts import apply_experts
 from eyas.ops.route import Routing, route
 from eyas.ops.tile_experts import tile_experts

@@ -19,7 +19,7 @@ import torch
 from eyas.kernels.packed import Layout, PackedWeight
 from eyas.layers.compressed_attention import CompressedSizes
 from eyas.layers.delta_net import DeltaSizes
-from eyas.layers.experts import ExpertSpec
+from eyas.layers.expert_spec import ExpertSpec
 from eyas.layers.hyper_connections import HyperSizes
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.layouts import UNPACKED, Layouts

@@ -19,7 +19,8 @@ from eyas.config import (
 )
 from eyas.kernels.packed import Layout, PackedWeight
 from eyas.layers.compute import Compute
-from eyas.layers.experts import ExpertSpec, MixtureOfExperts
+from eyas.layers.expert_spec import ExpertSpec
+from eyas.layers.experts import MixtureOfExperts
 from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder
 from eyas.ops.add_norm import summed

@@ -13,8 +13,8 @@ from eyas.ops.add_level import add_level
 from eyas.ops.keep_best import keep_best
 from eyas.ops.level_rows import level_rows
 from eyas.ops.node_rows import node_rows
-from eyas.ops.top_tokens import top_tokens
 from eyas.ops.tail_rows import tail_rows
+from eyas.ops.top_tokens import top_tokens
 from tests.draft.test_tree_drafter import Recorded, Trees
 from tests.kernels.bodies import take_kernels
 from tests.laws.cases import walk_text

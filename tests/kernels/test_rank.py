@@ -191,7 +191,9 @@ def test_the_drafter_s_ranking_is_the_same_as_on_a_cpu(
         batch = BatchParams(sources, vocab, where)
         beta = torch.tensor([0.9, 0.8]).to(where) if any(batch.noisy) else None
         chosen = None if ids is None else ids.to(where)
-        return grow.best_tokens(logits.to(where), chosen, None if params is None else rows, batch, beta, 5)
+        return grow.best_tokens(
+            logits.to(where), chosen, None if params is None else rows, batch, beta, 5
+        )
 
     want_ids, want = ranked(torch.device("cpu"))
     take_kernels(monkeypatch, top_tokens)

@@ -526,7 +526,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the features of a wide shared expert stay as they were filled in",
-        "layers/experts.py",
+        "layers/stacked_experts.py",
         "StackedExperts.seal",
         "self._num_shared > 1",
         "self._num_shared > 9",

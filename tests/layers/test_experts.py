@@ -10,7 +10,8 @@ import torch
 from eyas.kernels.packed import Layout, PackedWeight
 from eyas.layers import apply, experts, linear
 from eyas.layers.compute import Compute
-from eyas.layers.experts import ExpertSpec, MixtureOfExperts
+from eyas.layers.expert_spec import ExpertSpec
+from eyas.layers.experts import MixtureOfExperts
 from eyas.layers.layouts import UNPACKED, Layouts
 from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder

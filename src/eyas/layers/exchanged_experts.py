@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from eyas.layers.divided_experts import chosen
+from eyas.layers.expert_blocks import chosen
 from eyas.parallel.shard import Shard
 
 EXCHANGED_ROWS = 256

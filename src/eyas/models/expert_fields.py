@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eyas.layers.experts import ExpertSpec
+from eyas.layers.expert_spec import ExpertSpec
 from eyas.models.config_file import ConfigFile
 from eyas.ops.route import Routing
 

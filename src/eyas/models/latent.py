@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eyas.layers.experts import ExpertSpec
+from eyas.layers.expert_spec import ExpertSpec
 from eyas.layers.latent_attention import LatentSizes
 from eyas.models import dense
 from eyas.models.config_file import ConfigFile

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from eyas.layers.compressed_attention import CompressedSizes
 from eyas.layers.delta_net import DeltaSizes
-from eyas.layers.experts import ExpertSpec
+from eyas.layers.expert_spec import ExpertSpec
 from eyas.layers.latent_attention import LatentSizes
 
 

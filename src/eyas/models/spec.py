@@ -13,7 +13,7 @@ from typing import Literal
 from eyas.cache.store import LayerStore, StateStore, Store
 from eyas.layers.compressed_attention import CompressedSizes
 from eyas.layers.delta_net import DeltaSizes
-from eyas.layers.experts import ExpertSpec
+from eyas.layers.expert_spec import ExpertSpec
 from eyas.layers.hyper_connections import HyperSizes
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
