@@ -17,10 +17,12 @@ import torch
 from eyas.constraint import ConstraintFailure, State
 from eyas.constraint.base import one_by_one
 from eyas.core import Request, RequestError, SamplingParams, Verdict
+from eyas.engine import admission
 from eyas.engine.engine import Engine
 from eyas.engine.flight import Flight, Landed
+from eyas.engine.stops import TextSink
 from eyas.engine.verifier import Verify, verify
-from eyas.text import Detokenizer
+from eyas.text import Detokenizer, Tokenizer
 from tests.laws.automata import InstantPool, ToyGrammar, Toys, toy
 from tests.laws.cases import Known, Oracle, assert_same, walk_text
 from tests.laws.drafters import HostDrafter, Raises, RandomTrees
@@ -335,13 +337,21 @@ class BadSink(Detokenizer):
 @EVERY_WAY
 @pytest.mark.parametrize(("calls", "at_finish"), [(1, False), (8, True), (1000, True)])
 def test_a_detokenizer_that_fails_ends_its_request(
-    undisturbed: Answers, flights: int, drafter: str, calls: int, at_finish: bool
+    undisturbed: Answers,
+    monkeypatch: pytest.MonkeyPatch,
+    flights: int,
+    drafter: str,
+    calls: int,
+    at_finish: bool,
 ) -> None:
+    def new_sink(params: SamplingParams, tokenizer: Tokenizer | None) -> TextSink | None:
+        if params.skip_special_tokens:
+            return usual_sink(params, tokenizer)
+        return BadSink(calls, at_finish=at_finish)
+
+    usual_sink = admission._new_sink
+    monkeypatch.setattr(admission, "_new_sink", new_sink)
     engine = faulty_engine(drafter, flights, undisturbed)
-    new_sink = engine._new_sink
-    engine._new_sink = lambda params: (
-        new_sink(params) if params.skip_special_tokens else BadSink(calls, at_finish=at_finish)
-    )
     answers = run(engine, [victim(skip_special_tokens=False), *neighbours()])
     assert answers["victim", 0].finish_reason == "error"
     assert_neighbours_unharmed(answers, undisturbed)

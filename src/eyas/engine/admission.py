@@ -1,4 +1,4 @@
-"""Checks of a request before any work is done for it.
+"""Admission of a request: checks before any work is done for it, and the sequences of its choices.
 
 Promises: a RequestError names the field and the remedy.
 Does not know: other requests.
@@ -6,9 +6,15 @@ Does not know: other requests.
 
 from __future__ import annotations
 
+import secrets
+
 from eyas.config import EngineInfo
-from eyas.core import Request, RequestError, check_min_tokens
-from eyas.text import Tokenizer
+from eyas.constraint import Grammar
+from eyas.constraint.automaton import Automaton
+from eyas.core import Request, RequestError, SamplingParams, check_min_tokens
+from eyas.engine.sequence import Sequence
+from eyas.engine.stops import StopChecker, TextSink
+from eyas.text import Detokenizer, Tokenizer
 from eyas.text.tokenizer import NO_TOKENIZER
 
 
@@ -57,6 +63,57 @@ def check_request(request: Request, info: EngineInfo, tokenizer: Tokenizer | Non
             "ignore_eos: cannot go with a constrained output, whose grammar says where it ends",
             param="ignore_eos",
         )
+
+
+def new_sequences(
+    request: Request,
+    grammar: Grammar | None,
+    info: EngineInfo,
+    tokenizer: Tokenizer | None,
+    first_order: int,
+) -> list[Sequence]:
+    """Return the sequences of a request's choices. grammar: of its output; None if that is free.
+    first_order: the age of the first sequence."""
+    params, prompt = request.params, request.prompt_token_ids
+    seed = params.seed if params.seed is not None else secrets.randbits(53)
+    num_output = info.max_model_len - len(prompt)
+    if params.max_tokens is not None:
+        num_output = min(num_output, params.max_tokens)
+    num_output = max(
+        1, num_output
+    )  # with max_tokens = 0 one token is chosen all the same, and dropped
+    automaton = None
+    if grammar is not None:
+        assert request.output is not None
+        token_bytes = () if tokenizer is None else (tokenizer.token_bytes,)
+        automaton = Automaton(grammar, request.output.budget, *token_bytes)
+    marked_ids: frozenset[int] = frozenset()
+    if request.with_marks and tokenizer is not None:
+        marked_ids = tokenizer.control_ids
+    sequences: list[Sequence] = []
+    for index in range(params.n):
+        sink = _new_sink(params, tokenizer)
+        sequence = Sequence(
+            request=request,
+            index=index,
+            order=first_order + index,
+            seed=seed,
+            tokens=list(prompt),
+            num_prompt_tokens=len(prompt),
+            max_length=len(prompt) + num_output,
+            stops=StopChecker(params, frozenset(info.eos_token_ids), num_output, sink, marked_ids),
+            automaton=automaton.fork() if automaton is not None and index else automaton,
+            leader=sequences[0] if sequences else None,
+        )
+        sequence.usage.num_prompt_tokens = len(prompt)
+        sequences.append(sequence)
+    return sequences
+
+
+def _new_sink(params: SamplingParams, tokenizer: Tokenizer | None) -> TextSink | None:
+    if tokenizer is None:
+        return None
+    return Detokenizer(tokenizer, params.skip_special_tokens, continues=True)
 
 
 def _unknown_id_message(token_id: object, info: EngineInfo, tokenizer: Tokenizer | None) -> str:

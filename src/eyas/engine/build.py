@@ -23,6 +23,7 @@ from eyas.engine.engine import Engine
 from eyas.engine.exactness import Exactness, check_exactness
 from eyas.engine.kv_events import EventPublisher, check_endpoints
 from eyas.engine.kv_format import kv_dtype_name
+from eyas.engine.launch import Launcher
 from eyas.engine.load import Parts, load, open_hardware
 from eyas.engine.memory import EngineSizes, num_snapshots, size_engine, states_choices
 from eyas.engine.ranks import Ranks
@@ -302,8 +303,8 @@ def connect(
     verify: Verify = verify,
     ranks: Ranks | None = None,
 ) -> Engine:
-    """Build an engine from a runner and a drafter: make its cache manager, sequence table,
-    scheduler."""
+    """Build an engine from a runner and a drafter: make its cache manager, sequence table, scheduler
+    and launcher."""
     device = runner.model.device
     scheduling, states = config.scheduler, runner.backend.kv.states
     windows = runner.backend.kv.windows
@@ -336,18 +337,22 @@ def connect(
         preferred_shape=drafter.preferred_shape,
         step_seconds=scheduling.step_seconds(on_gpu=device.type == "cuda"),
     )
-    return Engine(
-        runner=runner,
-        cache=cache,
-        table=table,
-        drafter=drafter,
-        scheduler=scheduler,
-        info=info,
-        grammars=grammars,
+    launcher = Launcher(
+        runner,
+        table,
+        drafter,
+        info.vocab_size,
         mask_seconds=config.grammar.mask_seconds,
-        max_graph_batch=scheduling.max_graph_batch,
-        tokenizer=tokenizer,
         verify=verify,
+        max_graph_batch=scheduling.max_graph_batch,
+    )
+    return Engine(
+        cache=cache,
+        scheduler=scheduler,
+        launcher=launcher,
+        info=info,
+        tokenizer=tokenizer,
+        grammars=grammars,
         publisher=EventPublisher(events, cache) if events.is_on else None,
         ranks=ranks,
     )

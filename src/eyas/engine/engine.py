@@ -16,30 +16,22 @@ Does not know: HTTP, text formats, model families, how a drafter works.
 
 from __future__ import annotations
 
-import secrets
 from concurrent.futures import Future
 
 from eyas.cache import CacheManager
 from eyas.config import EngineInfo
 from eyas.constraint import CompilePool, Grammar
-from eyas.constraint.automaton import Automaton
-from eyas.core import Delta, Request, RequestError, SamplingParams
-from eyas.draft import Drafter
-from eyas.engine.admission import check_request
+from eyas.core import Delta, Request, RequestError
+from eyas.engine.admission import check_request, new_sequences
 from eyas.engine.commit import Committer
 from eyas.engine.flight import Flight
 from eyas.engine.kv_events import EventPublisher
 from eyas.engine.launch import Launcher
-from eyas.engine.metrics import Metrics
 from eyas.engine.ranks import Ranks
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence, Status
-from eyas.engine.stops import StopChecker, TextSink
-from eyas.engine.verifier import Verify
 from eyas.grammar import OutputSpec
-from eyas.runner.runner import ModelRunner
-from eyas.runner.table import SequenceTable
-from eyas.text import Detokenizer, Tokenizer
+from eyas.text import Tokenizer
 from eyas.text.tokenizer import NO_TOKENIZER
 from eyas.wire import EngineStats
 
@@ -48,44 +40,33 @@ class Engine:
     """Requests in, deltas out: `add`, `abort`, `step`.
 
     tokenizer: None if prompts and answers are token ids only. grammars: compiles output grammars; None
-    if outputs cannot be constrained. mask_seconds: time limit for the masks of one step; draft nodes
-    without a mask by then are not used. verify: computes the verdicts. max_graph_batch: see
-    `eyas.config.SchedulerConfig`. publisher: publishes the content of the prefix cache; None if nobody
-    is told. ranks: the other ranks; None where there are none.
+    if outputs cannot be constrained. publisher: publishes the content of the prefix cache; None if
+    nobody is told. ranks: the other ranks; None where there are none.
     """
 
     def __init__(
         self,
         *,
-        runner: ModelRunner,
         cache: CacheManager,
-        table: SequenceTable,
-        drafter: Drafter,
         scheduler: Scheduler,
+        launcher: Launcher,
         info: EngineInfo,
         tokenizer: Tokenizer | None,
         grammars: CompilePool | None,
-        mask_seconds: float,
-        verify: Verify,
-        max_graph_batch: int | None = None,
-        publisher: EventPublisher | None = None,
-        ranks: Ranks | None = None,
+        publisher: EventPublisher | None,
+        ranks: Ranks | None,
     ) -> None:
-        self.runner = runner
         self.cache = cache
-        self.table = table
-        self.drafter = drafter
         self.scheduler = scheduler
+        self.launcher = launcher
+        self.runner, self.table = launcher.runner, launcher.table
+        self.drafter, self.metrics = launcher.drafters[0], launcher.metrics
         self.info = info
         self.num_flights = info.num_flights
-        self.metrics = Metrics()
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._publisher = publisher
         self._ranks = ranks
-        self.launcher = Launcher(
-            runner, table, drafter, info, self.metrics, mask_seconds, verify, max_graph_batch
-        )
         self._in_flight: Flight | None = None
         self._requests: dict[str, list[Sequence]] = {}
         self._ready: list[Delta] = []
@@ -181,40 +162,12 @@ class Engine:
         if request.id in self._requests:
             raise RequestError(f"request id {request.id!r} is in use", param="id")
         self.check_request(request)
-        params = request.params
         if request.output is not None and grammar is None:
             grammar = self.compile(request.output).result()
-        seed = params.seed if params.seed is not None else secrets.randbits(53)
-        num_output = self.info.max_model_len - len(request.prompt_token_ids)
-        if params.max_tokens is not None:
-            num_output = min(num_output, params.max_tokens)
-        # With max_tokens = 0 one token is chosen all the same, and dropped.
-        max_length = len(request.prompt_token_ids) + max(1, num_output)
-        automaton = None
-        if grammar is not None:
-            assert request.output is not None
-            token_bytes = () if self._tokenizer is None else (self._tokenizer.token_bytes,)
-            automaton = Automaton(grammar, request.output.budget, *token_bytes)
-        sequences: list[Sequence] = []
-        for index in range(params.n):
-            sequences.append(
-                Sequence(
-                    request=request,
-                    index=index,
-                    order=self._num_added + index,
-                    seed=seed,
-                    tokens=list(request.prompt_token_ids),
-                    num_prompt_tokens=len(request.prompt_token_ids),
-                    max_length=max_length,
-                    stops=self._stop_checker(request, max_length),
-                    automaton=automaton.fork() if automaton is not None and index else automaton,
-                    leader=sequences[0] if sequences else None,
-                )
-            )
+        sequences = new_sequences(request, grammar, self.info, self._tokenizer, self._num_added)
         self._num_added += len(sequences)
         self._requests[request.id] = sequences
         for sequence in sequences:
-            sequence.usage.num_prompt_tokens = sequence.num_prompt_tokens
             self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> None:
@@ -252,23 +205,6 @@ class Engine:
         self.launcher.masking.close()
         if self._publisher is not None:
             self._publisher.close()
-
-    def _stop_checker(self, request: Request, max_length: int) -> StopChecker:
-        marked_ids: frozenset[int] = frozenset()
-        if request.with_marks and self._tokenizer is not None:
-            marked_ids = self._tokenizer.control_ids
-        return StopChecker(
-            request.params,
-            frozenset(self.info.eos_token_ids),
-            max_length - len(request.prompt_token_ids),
-            self._new_sink(request.params),
-            marked_ids,
-        )
-
-    def _new_sink(self, params: SamplingParams) -> TextSink | None:
-        if self._tokenizer is None:
-            return None
-        return Detokenizer(self._tokenizer, params.skip_special_tokens, continues=True)
 
     def check_request(self, request: Request) -> None:
         """Raise RequestError if this engine can never serve the request."""

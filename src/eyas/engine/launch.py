@@ -16,7 +16,6 @@ import time
 import numpy as np
 import torch
 
-from eyas.config import EngineInfo
 from eyas.core import STEP_FAILED, DraftTree, Verdict
 from eyas.draft import Drafter, RootDrafter, StepReport
 from eyas.engine.flight import Flight, Forward, Landed
@@ -41,6 +40,7 @@ log = logging.getLogger(__name__)
 class Launcher:
     """Runs the parts of a step.
 
+    mask_seconds: time limit for the masks of one step; draft nodes without a mask by then are not used.
     verify: computes the verdicts. drafters: the drafter, then the root drafter, which is used for a
     step in which the first one fails. max_graph_batch: largest number of sequences of a step that
     runs from CUDA graphs; None is no limit. graphs: None if no step is captured, as on a CPU.
@@ -51,22 +51,22 @@ class Launcher:
         runner: ModelRunner,
         table: SequenceTable,
         drafter: Drafter,
-        info: EngineInfo,
-        metrics: Metrics,
+        vocab_size: int,
+        *,
         mask_seconds: float,
         verify: Verify,
-        max_graph_batch: int | None = None,
+        max_graph_batch: int | None,
     ) -> None:
         self._verify = verify
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
         self.drafters: tuple[Drafter, ...] = (drafter, *fallback)
-        self._runner = runner
-        self._table = table
-        self._info = info
-        self._metrics = metrics
+        self.runner = runner
+        self.table = table
+        self.metrics = Metrics()
+        self._vocab_size = vocab_size
         self._outbox = Outbox(table.device)
         self._landed_at = 0.0
-        self.masking = Masking(info.vocab_size, mask_seconds, metrics.grammar, self._outbox)
+        self.masking = Masking(vocab_size, mask_seconds, self.metrics.grammar, self._outbox)
         limit = table.num_seats if max_graph_batch is None else max_graph_batch
         self.max_graph_batch = min(limit, table.num_seats)
         captures = usable(table.device) and self.max_graph_batch > 0
@@ -74,7 +74,7 @@ class Launcher:
         if captures:
             self.graphs = StepGraphs(table.device, captured_at=CAPTURED_AT, announcer=runner.leader)
         self._params_key: tuple[int, ...] = ()
-        self._params = BatchParams([], info.vocab_size, table.device)
+        self._params = BatchParams([], vocab_size, table.device)
 
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> Flight:
@@ -137,7 +137,7 @@ class Launcher:
         rows, output = self._run_model(batch, tree)
         for span in plan.spans:
             if span.snapshot is not None:
-                self._table.save_state(span.seat, span.snapshot)
+                self.table.save_state(span.seat, span.snapshot)
         if masks is not None:
             masks.fill_until(self._outbox.ending())
         return Forward(batch, tree, rows, output, masks)
@@ -191,7 +191,7 @@ class Launcher:
         flight.masks = masks
         if masks is not None:
             mask_RK = batch.to_static_array_async("mask", masks.finish())
-        flight.prompt_rows = score_prompts(flight.plan, rows, output, self._table)
+        flight.prompt_rows = score_prompts(flight.plan, rows, output, self.table)
         if batch.rooted:
             flight.tree = tree
             flight.verdict = self._run_verifier(batch, tree, rows, output, mask_RK)
@@ -200,12 +200,12 @@ class Launcher:
         """Mark a flight as failed: its requests end with an error when it lands."""
         flight.error = STEP_FAILED
         flight.is_sent, flight.forward = True, None
-        if self._table.states is not None:  # no request goes on from what the step has left
-            self._table.states.is_updating = False
+        if self.table.states is not None:  # no request goes on from what the step has left
+            self.table.states.is_updating = False
 
     def _note_failure(self, message: str, *details: object) -> None:
         log.exception(message, *details)
-        self._metrics.num_failed_steps += 1
+        self.metrics.num_failed_steps += 1
 
     def _run_model(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
         """Pack the rows of a step and run the model over them."""
@@ -213,7 +213,7 @@ class Launcher:
 
         def forward() -> tuple[PackedRows, Output]:
             rows = pack(batch, tree)
-            return rows, self._runner.forward(rows, taps)
+            return rows, self.runner.forward(rows, taps)
 
         # Of the parameters only penalties are read, and with them the parameters as a whole.
         is_penalised = any(batch.params.penalised)
@@ -235,7 +235,7 @@ class Launcher:
         def verify_and_advance() -> Verdict:
             verdict = self._verify(logits_RV, tree, rows, batch, mask_RK)
             node_slots_BW = batch.node_slots_BW[:, : tree.width]
-            self._table.advance(
+            self.table.advance(
                 batch.seats_B, batch.roots_B, verdict, node_slots_BW, is_chain=tree.is_chain
             )
             return verdict
@@ -287,9 +287,9 @@ class Launcher:
         assert self.graphs is not None, "only a device captures steps"
         drafter = self.drafters[0]
         shape = drafter.shape.within(width)
-        vocab_size, graphs = self._info.vocab_size, self.graphs
+        vocab_size, graphs = self._vocab_size, self.graphs
         batch = padding_batch(
-            self._table, vocab_size, num, width, length, temperature, graphs, shape.levels
+            self.table, vocab_size, num, width, length, temperature, graphs, shape.levels
         ).begin()
         tree = batch.to_static(drafter.propose(batch, shape))
         rows, output = self._run_model(batch, tree)
@@ -298,7 +298,7 @@ class Launcher:
 
     def _plan_batch(self, plan: StepPlan, graphs: StepGraphs | None) -> PlannedBatch:
         return PlannedBatch(
-            self._table,
+            self.table,
             plan.spans,
             self._batch_params(plan),
             plan.width,
@@ -313,7 +313,7 @@ class Launcher:
         key = tuple(sequence.order for sequence in rooted)
         if key != self._params_key:
             sources = [_row_source(sequence) for sequence in rooted]
-            self._params = BatchParams(sources, self._info.vocab_size, self._table.device)
+            self._params = BatchParams(sources, self._vocab_size, self.table.device)
             self._params_key = key
         return self._params
 
