@@ -97,16 +97,11 @@ class Landed:
 
 @dataclass(slots=True, eq=False)
 class Forward:
-    """The tree, rows and model output of a step whose verdict is still to be computed.
-
-    masks: None if no sequence of the step has a grammar.
-    """
+    """The rows and the model output of a step whose verdict is still to be computed."""
 
     batch: Batch
-    tree: DraftTree
     rows: PackedRows
     output: Output
-    masks: TreeMasks | None
 
 
 @dataclass(slots=True, eq=False)
@@ -120,11 +115,11 @@ class Flight:
     planned: the batch for the first drafter that is tried.
     num_failed: drafters with which the step failed.
     proposed: the tree as the drafter proposed it.
+    tree: the verified tree, which may lack proposed nodes that a grammar refused.
+    masks: None if no sequence has a grammar.
     forward: set from the forward pass until the verdict.
     drafter: the drafter that proposed the tree.
-    masks: None if no sequence has a grammar.
     prompt_rows: by index of the span.
-    tree: the verified tree, which may lack proposed nodes that a grammar refused.
     error: why the whole step failed.
     is_sent: the copy of the results to the host has been started, or the step has failed.
     landed: the results, once `read`.
@@ -137,11 +132,11 @@ class Flight:
     planned: PlannedBatch | None = None
     num_failed: int = 0
     proposed: DraftTree | None = None
+    tree: DraftTree | None = None
+    masks: TreeMasks | None = None
     forward: Forward | None = None
     drafter: Drafter | None = None
-    masks: TreeMasks | None = None
     prompt_rows: dict[int, PromptRows] = field(default_factory=dict)
-    tree: DraftTree | None = None
     verdict: Verdict | None = None
     error: str | None = None
     is_sent: bool = False
@@ -151,8 +146,9 @@ class Flight:
     @property
     def waits_for_masks(self) -> bool:
         """Whether the forward pass was launched and the filling of its masks was not started."""
-        masks = None if self.forward is None else self.forward.masks
-        return masks is not None and not masks.has_begun
+        if self.forward is None or self.masks is None:
+            return False
+        return not self.masks.has_begun
 
     def send_results(self, outbox: Outbox) -> None:
         """Start copying the results to the host, ordered after the work that computes them."""

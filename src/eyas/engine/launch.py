@@ -102,7 +102,7 @@ class Launcher:
         for drafter in self.drafters[flight.num_failed :]:
             try:
                 planned = flight.planned or self._plan_batch(flight.plan, None)
-                flight.forward = self._draft_and_forward(flight, planned, drafter)
+                self._draft_and_forward(flight, planned, drafter)
             except Exception:
                 self._note_failure("a step failed with the drafter %s", type(drafter).__name__)
                 flight.num_failed += 1
@@ -112,9 +112,8 @@ class Launcher:
                 return
         self._give_up(flight)
 
-    def _draft_and_forward(
-        self, flight: Flight, planned: PlannedBatch, drafter: Drafter
-    ) -> Forward:
+    def _draft_and_forward(self, flight: Flight, planned: PlannedBatch, drafter: Drafter) -> None:
+        """Set `proposed`, `tree`, `masks` and `forward` of a flight."""
         plan = flight.plan
         self._outbox.settle()  # stages overwrite the results of the step before
         automata = None
@@ -140,7 +139,7 @@ class Launcher:
                 self.table.save_state(span.seat, span.snapshot)
         if masks is not None:
             masks.fill_until(self._outbox.ending())
-        return Forward(batch, tree, rows, output, masks)
+        flight.tree, flight.masks, flight.forward = tree, masks, Forward(batch, rows, output)
 
     @torch.inference_mode()
     def begin_masks(self, flight: Flight) -> None:
@@ -151,10 +150,10 @@ class Launcher:
         """
         if not flight.waits_for_masks:
             return
-        assert flight.forward is not None and flight.forward.masks is not None
+        assert flight.masks is not None
         try:
-            flight.forward.masks.find_legal(flight.plan.rooted)
-            flight.forward.masks.begin()
+            flight.masks.find_legal(flight.plan.rooted)
+            flight.masks.begin()
         except Exception:
             self._note_failure("a step failed in its masks")
             self._give_up(flight)
@@ -184,17 +183,15 @@ class Launcher:
         self._observe(batch, output, flight.verdict)
 
     def _finish_forward(self, flight: Flight, forward: Forward) -> None:
-        """Set `masks`, `prompt_rows`, `tree` and `verdict` of a flight from its forward pass."""
-        batch, tree, masks = forward.batch, forward.tree, forward.masks
-        rows, output = forward.rows, forward.output
+        """Set `prompt_rows` and `verdict` of a flight from its forward pass."""
+        batch, rows, output = forward.batch, forward.rows, forward.output
         mask_RK = None
-        flight.masks = masks
-        if masks is not None:
-            mask_RK = batch.to_static_array_async("mask", masks.finish())
+        if flight.masks is not None:
+            mask_RK = batch.to_static_array_async("mask", flight.masks.finish())
         flight.prompt_rows = score_prompts(flight.plan, rows, output, self.table)
         if batch.rooted:
-            flight.tree = tree
-            flight.verdict = self._run_verifier(batch, tree, rows, output, mask_RK)
+            assert flight.tree is not None
+            flight.verdict = self._run_verifier(batch, flight.tree, rows, output, mask_RK)
 
     def _give_up(self, flight: Flight) -> None:
         """Mark a flight as failed: its requests end with an error when it lands."""
