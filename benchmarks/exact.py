@@ -38,7 +38,7 @@ from eyas.runner.graphs import StepGraphs
 from eyas.runner.rows import pack
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
-from eyas.sampling import BatchParams, RowSource
+from eyas.sampling import BatchParams, SequenceParams
 from eyas.verify.machine import describe_run, write_result
 from eyas_bench.shape import dummy_parts
 from eyas_bench.shapes import find_shape
@@ -98,7 +98,7 @@ class StoredTexts:
         self.scratch = np.arange(2 * total + 1, 2 * total + MOST_NODES + 1, dtype=np.int64)
         self.on_device = torch.from_numpy(self.slots_2XC).to(self.device)
         self.table = SequenceTable(2 * NUM_SEATS, longest + 1, 64, self.device)
-        self.source = RowSource(SamplingParams(temperature=0), 0, 0, 1, frozenset())
+        self.source = SequenceParams(SamplingParams(temperature=0), 0, 0, 1, frozenset())
         self.graphs = StepGraphs(self.device) if self.device.type == "cuda" else None
         generator = torch.Generator(self.device).manual_seed(1)
         self.salt_V = torch.randint(

@@ -20,7 +20,7 @@ from eyas.core import SamplingParams
 from eyas.kernels.choose import choose
 from eyas.kernels.filters import floors
 from eyas.kernels.walk import advance, walk
-from eyas.sampling import BatchParams, RowSource, sample
+from eyas.sampling import BatchParams, SequenceParams, sample
 from eyas.sampling.process import SamplingRows
 
 DEVICE = torch.device("cuda")
@@ -54,7 +54,7 @@ def microseconds(call: Callable[[int], object]) -> float:
 def rows_and_params(
     num: int, vocab: int, params: SamplingParams
 ) -> tuple[SamplingRows, BatchParams]:
-    sources = [RowSource(params, b * 77777, 0, 5, frozenset()) for b in range(num)]
+    sources = [SequenceParams(params, b * 77777, 0, 5, frozenset()) for b in range(num)]
     every = torch.arange(num, device=DEVICE)
     history = torch.zeros((num, 1), dtype=torch.int64, device=DEVICE)
     rows = SamplingRows(every, every + 9, None, None, history, history[:, 0])

@@ -11,7 +11,7 @@ import torch
 from eyas.core import SamplingParams
 from eyas.draft import TreeShape
 from eyas.draft.grow import Frontier, Pool, best_tokens
-from eyas.sampling import BatchParams, RowSource, gumbel
+from eyas.sampling import BatchParams, SequenceParams, gumbel
 from eyas.sampling.process import SamplingRows
 
 VOCAB = 24
@@ -50,8 +50,8 @@ def grown(
     steps: int,
     topk: int,
     nodes: int,
-    source: RowSource,
-    *others: RowSource,
+    source: SequenceParams,
+    *others: SequenceParams,
 ) -> list[Tree]:
     """The trees of a batch by the functions of the engine; `others`: of the later sequences."""
     num = len(roots)
@@ -84,8 +84,8 @@ def grown(
     ]
 
 
-def source(**params: float) -> RowSource:
-    return RowSource(SamplingParams(**params), 7, 0, 3, frozenset())  # pyrefly: ignore
+def source(**params: float) -> SequenceParams:
+    return SequenceParams(SamplingParams(**params), 7, 0, 3, frozenset())  # pyrefly: ignore
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -133,7 +133,7 @@ class Recorded(DrafterWrapper):
             if size == 1:
                 continue
             text = batch.table.tokens_AC[seat, : root + 1].tolist()
-            source = batch.params.sources[b]
+            source = batch.params.sequences[b]
             key = (source.seed, source.choice, *text)
             shown = tree.tokens_BW[b, :size].tolist(), tree.parents_BW[b, :size].tolist()
             assert self.trees.setdefault(key, shown) == shown, "the same text, another tree"

@@ -18,7 +18,7 @@ from eyas.engine.build import captured_sizes
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.graphs import Captured, Stages, StepGraphs
 from eyas.runner.table import SequenceTable
-from eyas.sampling.params import BatchParams, RowSource
+from eyas.sampling.params import BatchParams, SequenceParams
 from tests.laws.captures import UnkindGraphs
 
 
@@ -144,7 +144,7 @@ def test_a_shape_whose_stages_cannot_be_captured_runs_without_graphs(
 def test_a_step_runs_one_stage_of_a_name() -> None:
     """Namesakes share memory: the second would overwrite what the first returned."""
     table = SequenceTable(1, 16, 1, torch.device("cpu"))
-    source = RowSource(SamplingParams(), 0, 0, 1, frozenset())
+    source = SequenceParams(SamplingParams(), 0, 0, 1, frozenset())
     params = BatchParams([source], 8, torch.device("cpu"))
     seat = table.seat([1, 2], np.array([1]))
     span = Span(seat, 0, 0, np.empty(0, np.int64), np.array([2]), root_low=1, root_high=1)

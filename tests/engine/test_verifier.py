@@ -25,7 +25,7 @@ def logits_by_position(
     def recorded(logits_RV, tree, rows, batch, mask_RK) -> Verdict:  # type: ignore[no-untyped-def]
         verdict = verify(logits_RV, tree, rows, batch, mask_RK)
         owners = list(zip(rows.sampling.sequence_R.tolist(), rows.node_R.tolist(), strict=True))
-        for b, source in enumerate(batch.params.sources):
+        for b, source in enumerate(batch.params.sequences):
             root = int(batch.roots_B[b])
             for depth in range(int(verdict.counts_B[b])):
                 row = owners.index((b, int(verdict.nodes_BW[b, depth])))

@@ -13,7 +13,7 @@ import torch
 from eyas.core import SamplingParams, Verdict
 from eyas.ops.choose import choose as ops_choose
 from eyas.ops.scale_and_filter import scale_and_filter
-from eyas.sampling import BatchParams, RowSource, gumbel, process, sample
+from eyas.sampling import BatchParams, SequenceParams, gumbel, process, sample
 from eyas.sampling.process import SamplingRows, before_temperature
 from tests.kernels.bodies import take_torch
 from tests.sampling.rows import choose
@@ -70,7 +70,7 @@ def some_rows(
 ) -> tuple[SamplingRows, BatchParams]:
     draw = random.Random(num)
     sources = [
-        RowSource(params[b % len(params)], draw.getrandbits(64), b % 128, 5, frozenset())
+        SequenceParams(params[b % len(params)], draw.getrandbits(64), b % 128, 5, frozenset())
         for b in range(num)
     ]
     batch = BatchParams(sources, vocab, CUDA)
@@ -194,7 +194,7 @@ def test_a_captured_verdict_follows_its_inputs(is_chain: bool) -> None:
         "mask": some_mask(padded * width, vocab, 0),
     }
     kinds = [SamplingParams(temperature=0.8, top_p=0.9, top_k=30), SamplingParams(temperature=0)]
-    sources = [RowSource(kinds[b % 2], b, 0, 3, frozenset()) for b in range(num)]
+    sources = [SequenceParams(kinds[b % 2], b, 0, 3, frozenset()) for b in range(num)]
     twin = BatchParams(sources, vocab, CUDA).padded(padded)
     grid = torch.arange(padded * width, device=CUDA)
     history = torch.zeros((padded, 4), dtype=torch.int64, device=CUDA)
@@ -226,7 +226,7 @@ def test_a_captured_verdict_follows_its_inputs(is_chain: bool) -> None:
         static["mask"].copy_(some_mask(padded * width, vocab, i))
         count = num - i
         others = [
-            RowSource(kinds[(b + i) % 2], draw.getrandbits(64), 1, 3, frozenset())
+            SequenceParams(kinds[(b + i) % 2], draw.getrandbits(64), 1, 3, frozenset())
             for b in range(count)
         ]
         twin.copy_(BatchParams(others, vocab, CUDA))

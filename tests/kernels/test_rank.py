@@ -9,7 +9,7 @@ from eyas.core import SamplingParams
 from eyas.draft import grow
 from eyas.kernels.rank import top
 from eyas.ops.top_tokens import top_tokens
-from eyas.sampling import BatchParams, RowSource, gumbel
+from eyas.sampling import BatchParams, SequenceParams, gumbel
 from eyas.sampling.process import SamplingRows
 from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper
@@ -176,7 +176,7 @@ def test_the_drafter_s_ranking_is_the_same_as_on_a_cpu(
     def ranked(where: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         own = {"temperature": 0.0} | (params or {})
         sources = [
-            RowSource(SamplingParams(**each), 7 + i, i, 3, frozenset())  # pyrefly: ignore
+            SequenceParams(SamplingParams(**each), 7 + i, i, 3, frozenset())  # pyrefly: ignore
             for i, each in enumerate([own, {"temperature": 0.0}])
         ]
         path = torch.arange(num_rows).view(-1, 1).to(where)

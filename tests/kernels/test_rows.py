@@ -13,7 +13,7 @@ from eyas.ops.node_rows import node_rows
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.table import SequenceTable
-from eyas.sampling.params import BatchParams, RowSource
+from eyas.sampling.params import BatchParams, SequenceParams
 from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper
 
@@ -60,7 +60,7 @@ def some_batch(
         for seat, wants in zip(seats[num:], (False, True), strict=False):
             chunk = Span(int(seat), 5, 7, draw.integers(1, 9999, 7), None, wants)
             spans.insert(int(draw.integers(0, len(spans) + 1)), chunk)
-    source = RowSource(SamplingParams(**params), 7, 0, 3, frozenset())  # pyrefly: ignore
+    source = SequenceParams(SamplingParams(**params), 7, 0, 3, frozenset())  # pyrefly: ignore
     sources = BatchParams([source] * (num + num_nobody), VOCAB, device)
     return PlannedBatch(table, spans, sources, width, MAX_LENGTH + width).begin()
 

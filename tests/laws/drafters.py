@@ -12,7 +12,7 @@ from eyas.core import DraftTree, Verdict
 from eyas.draft import Drafter, DrafterWrapper, StepReport, TreeShape
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
-from eyas.sampling import RowSource, gumbel
+from eyas.sampling import SequenceParams, gumbel
 from tests.laws.world import EOS, VOCAB, bigrams
 
 Branches = list[tuple[int, int]]
@@ -56,7 +56,7 @@ class HostDrafter(Drafter):
             length = int(batch.roots_B[b]) + 1
             tokens = table.tokens_AC[seat, :length].tolist()
             room = batch.width - 1
-            branch = self.think(batch.params.sources[b], tokens, room) if room else []
+            branch = self.think(batch.params.sequences[b], tokens, room) if room else []
             roots.append(tokens[-1])
             branches.append(branch[:room])
         if not roots:
@@ -64,14 +64,14 @@ class HostDrafter(Drafter):
             return DraftTree(empty, empty, empty[:, 0], is_chain=True)
         return as_tree(roots, branches, chains=self.chains)
 
-    def think(self, source: RowSource, tokens: list[int], room: int) -> Branches:
+    def think(self, source: SequenceParams, tokens: list[int], room: int) -> Branches:
         raise NotImplementedError
 
 
 class RandomTrees(HostDrafter):
     """Random shapes; tokens are bigrams' guesses, old tokens, the end, anything."""
 
-    def think(self, source: RowSource, tokens: list[int], room: int) -> Branches:
+    def think(self, source: SequenceParams, tokens: list[int], room: int) -> Branches:
         draw, pairs = self.draw, bigrams()
         branch: Branches = []
         at, seen = [tokens[-1]], set()
@@ -92,7 +92,7 @@ class RaggedChains(HostDrafter):
 
     chains = True
 
-    def think(self, source: RowSource, tokens: list[int], room: int) -> Branches:
+    def think(self, source: SequenceParams, tokens: list[int], room: int) -> Branches:
         branch: Branches = []
         last, pairs = tokens[-1], bigrams()
         for i in range(self.draw.randint(0, room)):
@@ -105,7 +105,7 @@ class RaggedChains(HostDrafter):
 class Adversary(HostDrafter):
     """Wide trees of what the model likes least, ids that no token has, the end of the text."""
 
-    def think(self, source: RowSource, tokens: list[int], room: int) -> Branches:
+    def think(self, source: SequenceParams, tokens: list[int], room: int) -> Branches:
         likely = {bigrams().first[tokens[-1]], bigrams().second[tokens[-1]]}
         bad = [VOCAB - 1, EOS, *(t for t in range(0, VOCAB, 17) if t not in likely)]
         return [(i // 2, bad[i % len(bad)]) for i in range(room) if i // 2 <= i][:room]
@@ -114,7 +114,7 @@ class Adversary(HostDrafter):
 class NoiseReader(HostDrafter):
     """A tree that has read all the noise to come: a table's guess plus the request's own noise."""
 
-    def think(self, source: RowSource, tokens: list[int], room: int) -> Branches:
+    def think(self, source: SequenceParams, tokens: list[int], room: int) -> Branches:
         branch: Branches = []
         frontier = [(0, tokens[-1], len(tokens) - 1)]
         while frontier and len(branch) < room:
@@ -163,7 +163,7 @@ class Oracle(HostDrafter):
         self.answers, self.decoys, self.honesty = answers, decoys, honesty
         self.chains = not decoys
 
-    def think(self, source: RowSource, tokens: list[int], room: int) -> Branches:
+    def think(self, source: SequenceParams, tokens: list[int], room: int) -> Branches:
         prompt = tuple(tokens[: source.num_prompt_tokens])
         known = self.answers.get((source.seed, source.choice, prompt), [])
         ahead = known[len(tokens) - len(prompt) :]

@@ -155,7 +155,7 @@ def poison(how: Callable[[torch.Tensor], None], at: int) -> Verify:
     tree it is."""
 
     def poisoned(logits_RV, tree, rows, batch, mask_RK) -> Verdict:  # type: ignore[no-untyped-def]
-        seeds = [source.seed for source in batch.params.sources]
+        seeds = [source.seed for source in batch.params.sequences]
         for row, (b, position) in enumerate(
             zip(rows.sampling.sequence_R.tolist(), rows.sampling.position_R.tolist(), strict=True)
         ):

@@ -9,7 +9,7 @@ import torch
 
 from eyas.core import SamplingParams
 from eyas.ops.choose import choose_processed
-from eyas.sampling import BatchParams, RowSource
+from eyas.sampling import BatchParams, SequenceParams
 from eyas.sampling.process import SamplingRows
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def assemble(
 ) -> tuple[torch.Tensor, SamplingRows, BatchParams, torch.Tensor | None]:
     """Each row as a sequence of its own in one batch; the mask where any row has one."""
     vocab_size = len(made[0].logits)
-    sources = [RowSource(r.params, r.seed, r.choice, len(r.prompt), r.barred) for r in made]
+    sources = [SequenceParams(r.params, r.seed, r.choice, len(r.prompt), r.barred) for r in made]
     params = BatchParams(sources, vocab_size, CPU)
     histories = [r.prompt + r.output for r in made]
     longest = max(len(h) for h in histories) + 3

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eyas.core import SamplingParams
-from eyas.sampling import BatchParams, RowSource, process
+from eyas.sampling import BatchParams, SequenceParams, process
 from eyas.sampling.process import SamplingRows
 from tests.sampling.rows import CPU, choose
 
@@ -15,15 +15,15 @@ WARM = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.05)
 
 
 def batch(*params: SamplingParams, seed: int = 5) -> BatchParams:
-    sources = [RowSource(p, seed + i, i, 3 + i, frozenset({1})) for i, p in enumerate(params)]
+    sources = [SequenceParams(p, seed + i, i, 3 + i, frozenset({1})) for i, p in enumerate(params)]
     return BatchParams(sources, VOCAB, CPU)
 
 
 def test_columns_are_parts_of_two_tensors_without_gaps() -> None:
     params = BatchParams(
         [
-            RowSource(WARM, 2**64 - 1, 7, 11, frozenset()),
-            RowSource(
+            SequenceParams(WARM, 2**64 - 1, 7, 11, frozenset()),
+            SequenceParams(
                 SamplingParams(
                     temperature=0,
                     top_k=2**31 - 1,
@@ -124,7 +124,7 @@ def test_a_twin_is_filled_again_where_it_lies() -> None:
         greedy, SamplingParams(temperature=0.5, top_k=3, top_p=0.2, min_p=0.7), seed=2**63
     )
     twin.copy_(other)
-    assert len(twin) == 2 and twin.sources == other.sources and twin.noisy == [False, True]
+    assert len(twin) == 2 and twin.sequences == other.sequences and twin.noisy == [False, True]
     assert torch.equal(twin.floats_6B[:, :2], other.floats_6B)
     assert torch.equal(twin.integers_4B[:, :2], other.integers_4B)
     assert twin.temperature_B.tolist()[2:] == [0.0, 0.0] and twin.seed_B.tolist()[2:] == [0, 0]

@@ -147,8 +147,8 @@ class TreeDrafter(Drafter):
         if self._trust is None or not any(batch.params.noisy):
             return None
         betas = np.zeros(batch.num_rows, dtype=np.float32)
-        for b, source in enumerate(batch.params.sources):
-            betas[b] = self._trust(source.params.temperature)
+        for b, sequence in enumerate(batch.params.sequences):
+            betas[b] = self._trust(sequence.params.temperature)
         return batch.to_static_array("betas", betas)
 
     def _draft(

@@ -22,7 +22,7 @@ from eyas.runner.graphs import StepGraphs
 from eyas.runner.rows import pack
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
-from eyas.sampling import BatchParams, RowSource
+from eyas.sampling import BatchParams, SequenceParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Probe:
         text = self.tokens.tolist()
         for _ in range(num_seats):
             self.table.seat(text, self.copies[1])
-        self.source = RowSource(SamplingParams(temperature=0), 0, 0, 1, frozenset())
+        self.sequence_params = SequenceParams(SamplingParams(temperature=0), 0, 0, 1, frozenset())
         self.graphs = StepGraphs(device, announcer=runner.leader) if extent.with_graphs else None
 
     def reference(self) -> torch.Tensor:
@@ -299,7 +299,7 @@ class Probe:
         max_length: int,
         graphs: StepGraphs | None = None,
     ) -> PlannedBatch:
-        params = BatchParams([self.source] * num, self.vocab, self.device)
+        params = BatchParams([self.sequence_params] * num, self.vocab, self.device)
         return PlannedBatch(self.table, spans, params, width, max_length, graphs=graphs)
 
     def _no_tree(self) -> DraftTree:

@@ -31,7 +31,7 @@ from eyas.runner.graphs import CAPTURED_AT, StepGraphs
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.runner import ModelRunner, Output
 from eyas.runner.table import SequenceTable
-from eyas.sampling import BatchParams, RowSource
+from eyas.sampling import BatchParams, SequenceParams
 from eyas.transfer import Outbox
 
 log = logging.getLogger(__name__)
@@ -309,8 +309,8 @@ class Launcher:
         rooted = plan.rooted
         key = tuple(sequence.order for sequence in rooted)
         if key != self._params_key:
-            sources = [_row_source(sequence) for sequence in rooted]
-            self._params = BatchParams(sources, self._vocab_size, self.table.device)
+            sequences = [_sequence_params(sequence) for sequence in rooted]
+            self._params = BatchParams(sequences, self._vocab_size, self.table.device)
             self._params_key = key
         return self._params
 
@@ -327,8 +327,8 @@ def _limit_nodes(tree: DraftTree, batch: Batch, plan: StepPlan) -> None:
     tree.sizes_B.clamp_(max=batch.to_static_array("node limits", limit_B))
 
 
-def _row_source(sequence: Sequence) -> RowSource:
-    return RowSource(
+def _sequence_params(sequence: Sequence) -> SequenceParams:
+    return SequenceParams(
         sequence.request.params,
         sequence.seed,
         sequence.index,

@@ -22,7 +22,7 @@ from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, SamplingParams
 from eyas.runner.graphs import Stages, StepGraphs, bucket_of, length_of
 from eyas.runner.table import SequenceTable
-from eyas.sampling.params import BatchParams, RowSource
+from eyas.sampling.params import BatchParams, SequenceParams
 from eyas.transfer import send
 
 Result = TypeVar("Result")
@@ -250,6 +250,6 @@ def padding_batch(
         Span(table.padding_seat, 0, 0, NO_SLOTS, nothing, root_low=1, root_high=1)
         for _ in range(num)
     ]
-    source = RowSource(SamplingParams(temperature=temperature), 0, 0, 1, frozenset())
-    params = BatchParams([source] * num, vocab_size, table.device)
+    sequence = SequenceParams(SamplingParams(temperature=temperature), 0, 0, 1, frozenset())
+    params = BatchParams([sequence] * num, vocab_size, table.device)
     return PlannedBatch(table, spans, params, width, length, graphs, levels, captures_at_once=True)

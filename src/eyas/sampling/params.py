@@ -27,7 +27,7 @@ _NEUTRAL_INTEGERS = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class RowSource:
+class SequenceParams:
     """The sampling parameters of one sequence. barred: ids that are illegal before `min_tokens`."""
 
     params: SamplingParams
@@ -46,11 +46,13 @@ class BatchParams:
     device alone.
     """
 
-    def __init__(self, sources: Sequence[RowSource], vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, sequences: Sequence[SequenceParams], vocab_size: int, device: torch.device
+    ) -> None:
         self.vocab_size = vocab_size
         self.device = device
         self._neutral: tuple[torch.Tensor, torch.Tensor] | None = None
-        params = [s.params for s in sources]
+        params = [s.params for s in sequences]
         floats = [
             [
                 p.temperature,
@@ -64,14 +66,14 @@ class BatchParams:
         ]
         integers = [
             [_signed(s.seed), s.choice, min(s.params.top_k, vocab_size), s.num_prompt_tokens]
-            for s in sources
+            for s in sequences
         ]
         self._hold(_columns(floats, 6, np.float32), _columns(integers, 4, np.int64))
-        self._learn(sources)
+        self._note_on_host(sequences)
 
     def __len__(self) -> int:
         """Return the number of sequences; the tensors of a padded copy have more entries."""
-        return len(self.sources)
+        return len(self.sequences)
 
     def padded(self, num: int) -> BatchParams:
         """Return a copy with tensors of `num` entries; entries past the sequences are neutral."""
@@ -96,7 +98,7 @@ class BatchParams:
         for own, given, neutral in zip(mine, theirs, self._neutral, strict=True):
             own[:, :num].copy_(given[:, :num])
             own[:, num:].copy_(neutral.expand(-1, own.shape[1] - num))
-        self._learn(other.sources)
+        self._note_on_host(other.sequences)
 
     def _hold(self, floats: np.ndarray, integers: np.ndarray) -> None:
         """Send the numbers to the device and set the attributes ending in _B."""
@@ -111,10 +113,10 @@ class BatchParams:
         ) = self.floats_6B.unbind(0)
         self.seed_B, self.choice_B, self.top_k_B, self.num_prompt_B = self.integers_4B.unbind(0)
 
-    def _learn(self, sources: Sequence[RowSource]) -> None:
+    def _note_on_host(self, sequences: Sequence[SequenceParams]) -> None:
         """Set the attributes that the host knows."""
-        self.sources = tuple(sources)
-        params = [s.params for s in sources]
+        self.sequences = tuple(sequences)
+        params = [s.params for s in sequences]
         self.noisy = [p.temperature > 0 for p in params]
         self.filtered = [
             p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params
@@ -148,7 +150,7 @@ class BatchParams:
         }
         self.barred = {
             b: (s.params.min_tokens, send(sorted(s.barred), self.device))
-            for b, s in enumerate(sources)
+            for b, s in enumerate(sequences)
             if s.params.min_tokens > 0 and s.barred
         }
         self.num_logprobs = max(
