@@ -21,7 +21,7 @@ import torch
 
 from eyas.attention.base import ContextRun, Layout, NodeGrid
 from eyas.cache.slots import NULL_SLOT
-from eyas.ops.tail_rows import tail_rows as tail_rows_of_table
+from eyas.ops.tail_rows import TailRows, tail_rows
 from eyas.runner.batch import Batch, Span
 from eyas.runner.rows import ForwardRows
 from eyas.runner.table import SequenceTable
@@ -67,25 +67,6 @@ class MissingRows:
     runs: list[MissingRun]
     drafts: list[bool]
     longest: int
-
-
-@dataclass(slots=True, eq=False)
-class CatchUpRows:
-    """The rows of a forward pass. previous_slots_T: the slot before each row's; None where features are
-    not read."""
-
-    rows: ForwardRows
-    previous_slots_T: torch.Tensor | None
-
-
-@dataclass(slots=True, eq=False)
-class TailRows(CatchUpRows):
-    """The rows of tails. root_rows_B, root_tokens_B: the roots' rows and tokens. sequence_B: 0, 1,
-    ..."""
-
-    root_rows_B: torch.Tensor
-    root_tokens_B: torch.Tensor
-    sequence_B: torch.Tensor
 
 
 class RowTracker:
@@ -210,8 +191,8 @@ class RowTracker:
         return seat
 
 
-def run_rows(tracker: RowTracker, batch: Batch, runs: list[MissingRun]) -> CatchUpRows:
-    """Return the rows of one forward pass over all runs."""
+def run_pass(batch: Batch, runs: list[MissingRun]) -> tuple[ForwardRows, torch.Tensor]:
+    """Return the rows of one forward pass over all runs, and the slots [T] of the positions before."""
     table, device = batch.table, batch.table.device
     contexts: list[ContextRun] = []
     seats: list[int] = []
@@ -231,15 +212,12 @@ def run_rows(tracker: RowTracker, batch: Batch, runs: list[MissingRun]) -> Catch
         layout=layout,
         logits_rows_R=None,
     )
-    previous_slots_T = None
-    if tracker.reads_features:
-        previous_slots_T = table.slots_AC[seats_T, (positions_T - 1).clamp(min=0)]
-    return CatchUpRows(rows, previous_slots_T)
+    return rows, table.slots_AC[seats_T, (positions_T - 1).clamp(min=0)]
 
 
-def tail_rows(
+def tail_pass(
     tracker: RowTracker, batch: Batch, longest: int, drafts_B: torch.Tensor | None
-) -> TailRows:
+) -> tuple[ForwardRows, TailRows]:
     """Return the rows of one forward pass over all tails: of each sequence, from the first missing row
     to the root.
 
@@ -247,7 +225,7 @@ def tail_rows(
     has the row of its root only, which is written to the null slot.
     """
     table = batch.table
-    tails = tail_rows_of_table(
+    tails = tail_rows(
         batch.seats_B,
         batch.roots_B,
         tracker.next_rows(table),
@@ -267,7 +245,4 @@ def tail_rows(
         layout=Layout(table.slots_AC, batch.seats_B, batch.max_length - 1, nodes=nodes),
         logits_rows_R=tails.root_rows_B,
     )
-    previous_slots_T = tails.previous_slots_T if tracker.reads_features else None
-    return TailRows(
-        rows, previous_slots_T, tails.root_rows_B, tails.root_tokens_B, tails.sequence_B
-    )
+    return rows, tails

@@ -28,8 +28,8 @@ from eyas.draft.catch_up import (
     LONGEST_TAIL,
     MissingRun,
     RowTracker,
-    run_rows,
-    tail_rows,
+    run_pass,
+    tail_pass,
 )
 from eyas.draft.grow import Frontier, Pool, best_tokens
 from eyas.draft.network import DraftNetwork
@@ -136,9 +136,8 @@ class TreeDrafter(Drafter):
 
     def _make_runs(self, batch: Batch, runs: list[MissingRun]) -> None:
         """Compute the rows of all runs in one forward pass."""
-        made = run_rows(self._tracker, batch, runs)
-        slots_T = made.previous_slots_T
-        self._network.forward(made.rows, None if slots_T is None else self._network.recall(slots_T))
+        rows, previous_slots_T = run_pass(batch, runs)
+        self._network.forward(rows, self._network.recall(previous_slots_T))
         for run in runs:
             self._tracker.made_run(run, batch.table)
 
@@ -160,11 +159,10 @@ class TreeDrafter(Drafter):
         beta_B: torch.Tensor | None,
     ) -> DraftTree:
         """Compute the tails, and grow the trees from the roots."""
-        tails = tail_rows(self._tracker, batch, longest, drafts_B)
-        slots_T = tails.previous_slots_T
-        features_TF = None if slots_T is None else self._network.recall(slots_T)
-        logits_BU, states_TF = self._network.forward(tails.rows, features_TF)
-        self._tracker.made_slots(tails.rows.write_slots_T)
+        rows, tails = tail_pass(self._tracker, batch, longest, drafts_B)
+        features_TF = self._network.recall(tails.previous_slots_T)
+        logits_BU, states_TF = self._network.forward(rows, features_TF)
+        self._tracker.made_slots(rows.write_slots_T)
         assert logits_BU is not None
         states_BF = None if states_TF is None else states_TF[tails.root_rows_B]
         topk = min(shape.topk, self._network.draft_vocab_size)
