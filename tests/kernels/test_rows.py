@@ -10,6 +10,7 @@ from eyas.attention.base import Layout
 from eyas.core import DraftTree, SamplingParams
 from eyas.draft.base import chain
 from eyas.ops.node_rows import node_rows
+from eyas.ops.table import TableSequences
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.table import SequenceTable
@@ -192,7 +193,8 @@ def test_a_ring_of_parents_ends(device: torch.device) -> None:
     parents = torch.tensor([[-1, 1]], device=device)
     seat = torch.zeros(1, dtype=torch.int64, device=device)
     tree = DraftTree(two, parents, seat + 2, is_chain=False)
-    made = node_rows.by_kernel(seat, seat + 5, two, tree, two.clone(), 99)
+    sequences = TableSequences(two, two.clone(), seat, seat + 5, two, 99)
+    made = node_rows.by_kernel(tree, sequences)
     assert made.rows_R.tolist() == [0, 1] and int(made.position_R[0]) == 5
 
 
@@ -200,7 +202,8 @@ def test_positions_stop_at_the_last_of_the_table(device: torch.device) -> None:
     slots = torch.zeros((1, 40), dtype=torch.int64, device=device)
     nodes = torch.arange(4, device=device).view(1, 4)
     seat = torch.zeros(1, dtype=torch.int64, device=device)
-    made = node_rows.by_kernel(seat, seat + 18, nodes + 70, chain(nodes, seat + 4), slots, 19)
+    sequences = TableSequences(slots.clone(), slots, seat, seat + 18, nodes + 70, 19)
+    made = node_rows.by_kernel(chain(nodes, seat + 4), sequences)
     assert made.model_position_R.tolist() == [18, 19, 19, 19]
     assert made.position_R.tolist() == [18, 19, 20, 21]
     assert slots[0].nonzero().flatten().tolist() == [18, 19, 20, 21]

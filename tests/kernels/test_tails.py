@@ -32,10 +32,7 @@ def scene(
 def arguments(
     batch: Batch, made_A: torch.Tensor, drafts_B: torch.Tensor | None, longest: int
 ) -> tuple[Any, ...]:
-    table = batch.table
-    tables = (table.tokens_AC, table.slots_AC)
-    given = (batch.seats_B, batch.roots_B, made_A, drafts_B, batch.node_slots_BW, *tables)
-    return (*given, longest, table.last_position, NULL_SLOT)
+    return (made_A, drafts_B, batch.in_table, longest, NULL_SLOT)
 
 
 def assert_same_tails(got: TailRows, want: TailRows) -> None:

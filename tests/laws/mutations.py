@@ -232,8 +232,8 @@ MUTATIONS = [
         "positions of inner nodes are one too low",
         "ops/level_rows.py",
         "level_rows",
-        "position_R.clamp(max=last_position)",
-        "(position_R - 1).clamp(max=last_position)",
+        "position_R.clamp(max=sequences.last_position)",
+        "(position_R - 1).clamp(max=sequences.last_position)",
         TREES + "its_own_weights_draft_what_is_chosen[0.7-0-1]",
     ),
     Mutation(

@@ -225,18 +225,7 @@ def tail_pass(
     has the row of its root only, which is written to the null slot.
     """
     table = batch.table
-    tails = tail_rows(
-        batch.seats_B,
-        batch.roots_B,
-        tracker.next_rows(table),
-        drafts_B,
-        batch.node_slots_BW,
-        table.tokens_AC,
-        table.slots_AC,
-        longest,
-        table.last_position,
-        NULL_SLOT,
-    )
+    tails = tail_rows(tracker.next_rows(table), drafts_B, batch.in_table, longest, NULL_SLOT)
     nodes = NodeGrid(tails.grid_BP, tails.slots_BP, tails.starts_B)
     rows = ForwardRows(
         tokens_T=tails.tokens_T,

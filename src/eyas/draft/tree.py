@@ -220,19 +220,15 @@ class TreeDrafter(Drafter):
     ) -> tuple[ForwardRows, torch.Tensor | None]:
         """Return the rows of the frontier, and for each the state [F] of the node above it.
         parent_BQ: the index of that node in the last frontier, whose states are given."""
-        batch, table = growth.batch, growth.batch.table
+        batch = growth.batch
         level = level_rows(
-            batch.seats_B,
-            batch.roots_B,
-            batch.node_slots_BW,
             frontier.path_BQP,
             parent_BQ,
             growth.parents_BW,
             states_RF,
-            table.slots_AC,
+            batch.in_table,
             self._first_scratch,
             self._per_seat,
-            table.last_position,
         )
         rows, inner = level.rows, level.inner
         growth.places_R = (rows.sequence_R, rows.position_R)

@@ -17,6 +17,7 @@ import torch
 
 from eyas.ops.dispatch import Operation
 from eyas.ops.grids import place_chain
+from eyas.ops.table import TableSequences
 
 
 class LevelRows(NamedTuple):
@@ -49,34 +50,30 @@ class Level(NamedTuple):
 
 @Operation
 def level_rows(
-    seats_B: torch.Tensor,
-    roots_B: torch.Tensor,
-    node_slots_BW: torch.Tensor,
     paths_BQP: torch.Tensor,
     above_BQ: torch.Tensor,
     parents_BW: torch.Tensor | None,
     states_RF: torch.Tensor | None,
-    slots_AC: torch.Tensor,
+    sequences: TableSequences,
     first_scratch: int,
     per_seat: int,
-    last_position: int,
 ) -> Level:
     """Return the rows of the level at depth P of each tree.
 
-    node_slots_BW: the first column, the roots' slots, is read. paths_BQP: tokens from below the
-    root to each node. above_BQ: the index of each node's parent in the level above. parents_BW:
-    `InnerNodes.parents_BW` of the level above; None below the roots. states_RF: of the level above,
-    one a sequence below the roots; None where the network has none. first_scratch, per_seat: the
-    first scratch slot, and how many a seat has.
+    paths_BQP: tokens from below the root to each node. above_BQ: the index of each node's parent in
+    the level above. parents_BW: `InnerNodes.parents_BW` of the level above; None below the roots.
+    states_RF: of the level above, one a sequence below the roots; None where the network has none.
+    first_scratch, per_seat: the first scratch slot, and how many a seat has.
 
     With Q = 1 the trees are chains: states are returned as they are, and each slot is written into
-    the column of its position in `slots_AC`.
+    the column of its position in the table.
     """
     num, topk, depth = paths_BQP.shape
     device, width = paths_BQP.device, 1 + depth * topk
+    seats_B, roots_B = sequences.seats_B, sequences.roots_B
     first_B1 = first_scratch + seats_B.unsqueeze(1) * per_seat
     slots_BW = torch.cat(
-        [node_slots_BW[:, :1], first_B1 + torch.arange(width - 1, device=device)], dim=1
+        [sequences.node_slots_BW[:, :1], first_B1 + torch.arange(width - 1, device=device)], dim=1
     )
     own_slots_BQ = slots_BW[:, width - topk :]
     positions_B = roots_B + depth
@@ -85,13 +82,13 @@ def level_rows(
     rows = LevelRows(
         tokens_R=paths_BQP[:, :, -1].reshape(-1),
         position_R=position_R,
-        model_position_R=position_R.clamp(max=last_position),
+        model_position_R=position_R.clamp(max=sequences.last_position),
         write_slots_R=own_slots_BQ.reshape(-1),
         sequence_R=row_R // topk,
         rows_R=row_R,
     )
     if topk == 1:
-        place_chain(slots_AC, seats_B, positions_B, own_slots_BQ)
+        place_chain(sequences.slots_AC, seats_B, positions_B, own_slots_BQ)
         return Level(rows, None, states_RF)
     if depth == 1:
         above_BW = torch.full((num, 1), -1, dtype=torch.int64, device=device)
@@ -117,32 +114,28 @@ def level_rows(
 
 @level_rows.kernel
 def _by_kernel(
-    seats_B: torch.Tensor,
-    roots_B: torch.Tensor,
-    node_slots_BW: torch.Tensor,
     paths_BQP: torch.Tensor,
     above_BQ: torch.Tensor,
     parents_BW: torch.Tensor | None,
     states_RF: torch.Tensor | None,
-    slots_AC: torch.Tensor,
+    sequences: TableSequences,
     first_scratch: int,
     per_seat: int,
-    last_position: int,
 ) -> Level:
     from eyas.kernels.levels import level_rows as launch
 
     rows, inner, below_RF = launch(
-        seats_B,
-        roots_B,
-        node_slots_BW,
+        sequences.seats_B,
+        sequences.roots_B,
+        sequences.node_slots_BW,
         paths_BQP,
         above_BQ,
         parents_BW,
         states_RF,
-        slots_AC,
+        sequences.slots_AC,
         first_scratch,
         per_seat,
-        last_position,
+        sequences.last_position,
         pdl=paths_BQP.is_cuda,
     )
     return Level(LevelRows(*rows), None if inner is None else InnerNodes(*inner), below_RF)

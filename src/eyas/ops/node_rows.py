@@ -3,7 +3,7 @@
 Promises: rows are ordered by sequence, then by node. Depths follow the parents.
 Does not know: prompt chunks, models, which sequence owns a seat.
 
-Legend: B sequences, W nodes of a tree, R node rows, A seats, C columns (positions).
+Legend: B sequences, W nodes of a tree, R node rows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from eyas.core import DraftTree
 from eyas.ops.dispatch import Operation
 from eyas.ops.grids import node_depths, place_chain, ragged_rows
+from eyas.ops.table import TableSequences
 
 
 class NodeRows(NamedTuple):
@@ -37,27 +38,19 @@ class NodeRows(NamedTuple):
 
 
 @Operation
-def node_rows(
-    seats_B: torch.Tensor,
-    roots_B: torch.Tensor,
-    node_slots_BW: torch.Tensor,
-    tree: DraftTree,
-    slots_AC: torch.Tensor,
-    last_position: int,
-) -> NodeRows:
+def node_rows(tree: DraftTree, sequences: TableSequences) -> NodeRows:
     """Return the rows of all nodes.
 
-    seats_B, roots_B: the row of `slots_AC` of each sequence, and the position of its root.
-    node_slots_BW: its first W columns are read; those of chains are written into the columns of
-    their positions in `slots_AC`. `by_torch` gives padding nodes no row; the kernel gives every node
-    a row, since the host does not know the sizes.
+    The slots of chains are written into the columns of their positions in the table. `by_torch` gives
+    padding nodes no row; the kernel gives every node a row, since the host does not know the sizes.
     """
     width, device, parents_BW = tree.width, tree.device, tree.branch_parents
-    slots_BW = node_slots_BW[:, :width].contiguous()
+    seats_B, roots_B = sequences.seats_B, sequences.roots_B
+    slots_BW = sequences.node_slots_BW[:, :width].contiguous()
     nodes_W = torch.arange(width, device=device)
     if parents_BW is None:
         positions_BW = roots_B.unsqueeze(1) + nodes_W
-        place_chain(slots_AC, seats_B, roots_B, slots_BW)
+        place_chain(sequences.slots_AC, seats_B, roots_B, slots_BW)
     else:
         positions_BW = roots_B.unsqueeze(1) + node_depths(parents_BW)
     grid_BW, picked_R = ragged_rows(nodes_W < tree.sizes_B.unsqueeze(1))
@@ -70,7 +63,7 @@ def node_rows(
     return NodeRows(
         tokens_R,
         position_R,
-        position_R.clamp(max=last_position),
+        position_R.clamp(max=sequences.last_position),
         write_slots_R,
         sequence_R=picked_R // width if width > 1 else picked_R,
         node_R=picked_R % width if width > 1 else torch.zeros_like(picked_R),
@@ -81,24 +74,17 @@ def node_rows(
 
 
 @node_rows.kernel
-def _by_kernel(
-    seats_B: torch.Tensor,
-    roots_B: torch.Tensor,
-    node_slots_BW: torch.Tensor,
-    tree: DraftTree,
-    slots_AC: torch.Tensor,
-    last_position: int,
-) -> NodeRows:
+def _by_kernel(tree: DraftTree, sequences: TableSequences) -> NodeRows:
     from eyas.kernels.rows import node_rows as launch
 
     numbers = launch(
-        seats_B,
-        roots_B,
-        node_slots_BW,
+        sequences.seats_B,
+        sequences.roots_B,
+        sequences.node_slots_BW,
         tree.tokens_BW,
         tree.branch_parents,
-        slots_AC,
-        last_position,
+        sequences.slots_AC,
+        sequences.last_position,
         pdl=tree.tokens_BW.is_cuda,
     )
     tokens_R, position_R, model_position_R, write_slots_R, sequence_R, node_R, rows_R = numbers

@@ -15,6 +15,7 @@ import torch
 
 from eyas.ops.dispatch import Operation
 from eyas.ops.grids import place_chain, ragged_rows
+from eyas.ops.table import TableSequences
 
 
 class TailRows(NamedTuple):
@@ -37,30 +38,26 @@ class TailRows(NamedTuple):
 
 @Operation
 def tail_rows(
-    seats_B: torch.Tensor,
-    roots_B: torch.Tensor,
     made_A: torch.Tensor,
     drafts_B: torch.Tensor | None,
-    node_slots_BW: torch.Tensor,
-    tokens_AC: torch.Tensor,
-    slots_AC: torch.Tensor,
+    sequences: TableSequences,
     longest: int,
-    last_position: int,
     null_slot: int,
 ) -> TailRows:
     """Return up to `longest` rows of each sequence, from the first missing one to its root.
 
     made_A: by seat, the position of the first row that is not made; moved behind the root.
     drafts_B: None where all sequences draft; one that does not has its root's row alone, which
-    leaves no trace. node_slots_BW: the first column, the roots' slots, is written into `slots_AC`.
+    leaves no trace. The slots of roots are written into the columns of their positions in the table.
     `by_torch` leaves out what lies past a root; the kernel gives it rows at position 0, since the
     host does not know how many there are.
     """
-    device = seats_B.device
+    seats_B, roots_B, device = sequences.seats_B, sequences.roots_B, made_A.device
+    tokens_AC, slots_AC = sequences.tokens_AC, sequences.slots_AC
     starts_B = torch.minimum(made_A[seats_B], roots_B)
     if drafts_B is not None:
         starts_B = torch.where(drafts_B, starts_B, roots_B)
-    place_chain(slots_AC, seats_B, roots_B, node_slots_BW[:, :1])
+    place_chain(slots_AC, seats_B, roots_B, sequences.node_slots_BW[:, :1])
     positions_BP = starts_B.unsqueeze(1) + torch.arange(longest, device=device)
     real_BP = positions_BP <= roots_B.unsqueeze(1)
     positions_BP = torch.where(real_BP, positions_BP, 0)
@@ -78,7 +75,7 @@ def tail_rows(
     made_A[seats_B] = next_B if drafts_B is None else torch.where(drafts_B, next_B, made_A[seats_B])
     return TailRows(
         tokens_T=tokens_AC[seats_T, positions_T],
-        positions_T=positions_T.clamp(max=last_position),
+        positions_T=positions_T.clamp(max=sequences.last_position),
         write_slots_T=write_slots_T,
         previous_slots_T=slots_AC[seats_T, (positions_T - 1).clamp(min=0)],
         grid_BP=grid_BP,
@@ -92,34 +89,29 @@ def tail_rows(
 
 @tail_rows.kernel
 def _by_kernel(
-    seats_B: torch.Tensor,
-    roots_B: torch.Tensor,
     made_A: torch.Tensor,
     drafts_B: torch.Tensor | None,
-    node_slots_BW: torch.Tensor,
-    tokens_AC: torch.Tensor,
-    slots_AC: torch.Tensor,
+    sequences: TableSequences,
     longest: int,
-    last_position: int,
     null_slot: int,
 ) -> TailRows:
     from eyas.kernels.tails import tail_rows as launch
 
-    rows, sequences = launch(
-        seats_B,
-        roots_B,
+    rows, of_sequences = launch(
+        sequences.seats_B,
+        sequences.roots_B,
         made_A,
         drafts_B,
-        node_slots_BW,
-        tokens_AC,
-        slots_AC,
+        sequences.node_slots_BW,
+        sequences.tokens_AC,
+        sequences.slots_AC,
         longest,
-        last_position,
+        sequences.last_position,
         null_slot,
-        pdl=tokens_AC.is_cuda,
+        pdl=made_A.is_cuda,
     )
     tokens_T, positions_T, write_slots_T, previous_slots_T, slots_T, rows_T = rows
-    shape = (len(seats_B), longest)
+    shape = (len(sequences.seats_B), longest)
     return TailRows(
         tokens_T,
         positions_T,
@@ -127,5 +119,5 @@ def _by_kernel(
         previous_slots_T,
         rows_T.view(shape),
         slots_T.view(shape),
-        *sequences,
+        *of_sequences,
     )

@@ -20,6 +20,7 @@ import torch
 from eyas.cache.slots import NO_SLOTS, NULL_SLOT
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, SamplingParams
+from eyas.ops.table import TableSequences
 from eyas.runner.graphs import Stages, StepGraphs, bucket_of, length_of
 from eyas.runner.table import SequenceTable
 from eyas.sampling.params import BatchParams, SequenceParams
@@ -94,6 +95,19 @@ class Batch:
     def num_rows(self) -> int:
         """The B of every [B, ...] tensor of the step: rooted sequences, and padding up to a bucket."""
         return len(self.seats_B)
+
+    @property
+    def in_table(self) -> TableSequences:
+        """The rooted sequences, as operations read them."""
+        table = self.table
+        return TableSequences(
+            table.tokens_AC,
+            table.slots_AC,
+            self.seats_B,
+            self.roots_B,
+            self.node_slots_BW,
+            table.last_position,
+        )
 
     @property
     def history_BL(self) -> torch.Tensor:

@@ -74,14 +74,7 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
     """Return the rows of a step. The tree may be narrower than the batch allows."""
     table, device = batch.table, batch.table.device
     num_rooted = batch.num_rows
-    nodes = node_rows(
-        batch.seats_B,
-        batch.roots_B,
-        batch.node_slots_BW,
-        tree,
-        table.slots_AC,
-        table.last_position,
-    )
+    nodes = node_rows(tree, batch.in_table)
     num_node_rows = len(nodes.tokens_R)
     parts = [[nodes.tokens_R, nodes.model_position_R, nodes.write_slots_R]]
     runs, seats, wanted, context_runs, row = [], [], [], [], num_node_rows
