@@ -1,7 +1,7 @@
 """Compare matrix products of eyas' kernels with cuBLAS on one GPU: times, bits, and whole layers.
 
 `python benchmarks/gemm.py [--output FILE.json] [--sections times,bits,small,chain]`. Times are
-taken as the engine does at start-up (`eyas.layers.timing`): weights come from memory, all runs are
+taken as the engine does at start-up (`eyas.layers.gemm.timing`): weights come from memory, all runs are
 in CUDA graphs with the neighbouring kernels; they are medians.
 
 Legend: T rows, O output features, K input features, D hidden size, F feed-forward size.
@@ -30,10 +30,10 @@ from eyas.kernels.gemm import product
 from eyas.kernels.norm import add_norm
 from eyas.kernels.rope import rotate_and_store
 from eyas.kernels.tiles import FOLDED_TILES, grouped_tiles_for, tiles_for
-from eyas.layers import apply
-from eyas.layers.gemm_variants import LIBRARY, PARTS_SPLITS, GemmVariant, Product, candidates
-from eyas.layers.search import fastest
-from eyas.layers.timing import DeviceClock
+from eyas.layers.gemm import apply
+from eyas.layers.gemm.search import fastest
+from eyas.layers.gemm.timing import DeviceClock
+from eyas.layers.gemm.variants import LIBRARY, PARTS_SPLITS, GemmVariant, Product, candidates
 
 DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16

@@ -16,7 +16,7 @@ from eyas.core import DraftTree, Request, SamplingParams
 from eyas.draft import Drafter, DrafterWrapper, TreeShape
 from eyas.draft.catch_up import MissingRows, RowTracker
 from eyas.engine.engine import Engine
-from eyas.ops import rank
+from eyas.ops import top_tokens
 from eyas.runner.batch import Batch
 from tests.laws.cases import restless, walk_text
 from tests.laws.world import Setting, dtypes, model_drafter, new_engine, run
@@ -48,7 +48,7 @@ def requests(name: str, temperature: float = 0.7) -> list[Request]:
 @pytest.fixture(autouse=True)
 def every_candidate_sees_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model is so unsure at 1.3 that what is chosen may stand anywhere in its list."""
-    monkeypatch.setattr(rank, "SHORTLIST", 512)
+    monkeypatch.setattr(top_tokens, "SHORTLIST", 512)
 
 
 def self_drafting(setting: Setting, num_tokens: int = 4, topk: int = 1) -> Engine:

@@ -15,7 +15,7 @@ from eyas.cache import KVStore
 from eyas.engine import exactness, exactness_probe
 from eyas.engine.exactness import check_exactness
 from eyas.engine.exactness_probe import random_tree
-from eyas.layers.products import Products
+from eyas.layers.gemm.products import Products
 from eyas.layers.row_order import RowOrderReport
 from eyas.layers.row_probe import find_row_order
 from eyas.runner.graphs import Stages, StepGraphs

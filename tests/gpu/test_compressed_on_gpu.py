@@ -15,7 +15,7 @@ from eyas.attention.base import ContextRun, Layout, NodeGrid, PlannedRows
 from eyas.attention.triton import TritonAttention
 from eyas.cache.kv import KVStore
 from eyas.config import DraftConfig
-from eyas.layers.products import Products
+from eyas.layers.gemm.products import Products
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder, load_model
 from tests.gpu.test_layers_on_gpu import PROMPTS, ask, make_config, shown

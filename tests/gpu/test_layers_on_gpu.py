@@ -21,7 +21,7 @@ from eyas.kernels.packed import Layout, PackedWeight
 from eyas.layers.compute import Compute
 from eyas.layers.expert_spec import ExpertSpec
 from eyas.layers.experts import MixtureOfExperts
-from eyas.layers.products import Products
+from eyas.layers.gemm.products import Products
 from eyas.layers.row_order import RowOrder
 from eyas.ops.add_norm import summed
 from eyas.ops.dequantise import dequantised

@@ -11,9 +11,9 @@ from eyas.kernels import experts, gemm
 from eyas.kernels.packed import Layout, PackedWeight
 from eyas.kernels.tiles import MANY_ROWS, PACKED_TILES, tiles_for
 from eyas.layers.compute import Compute
-from eyas.layers.gemm_variants import PARTS_SPLITS
+from eyas.layers.gemm.products import Products
+from eyas.layers.gemm.variants import PARTS_SPLITS
 from eyas.layers.linear import Linear
-from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder
 from eyas.models import ModelFiles
 from eyas.ops.dequantise import dequantised

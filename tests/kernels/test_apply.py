@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from eyas.kernels import gemm
 from eyas.kernels.activation import gated_silu
 from eyas.kernels.packed import Layout, PackedWeight
-from eyas.layers import apply
 from eyas.layers import linear as linear_module
 from eyas.layers.compute import Compute
-from eyas.layers.gemm_variants import (
+from eyas.layers.gemm import apply
+from eyas.layers.gemm.products import Products
+from eyas.layers.gemm.search import Search
+from eyas.layers.gemm.variants import (
     LIBRARY,
     MANY_ROWS,
     GemmPlan,
@@ -28,9 +30,7 @@ from eyas.layers.gemm_variants import (
     row_counts,
 )
 from eyas.layers.linear import Linear, LogitsHead
-from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder
-from eyas.layers.search import Search
 from eyas.ops.gate import gate as operation
 from tests.kernels.packing import LAYOUTS, expected_gated, expected_product, random_weight
 
@@ -197,7 +197,7 @@ DEVICE_PRODUCTS = (
 @pytest.mark.parametrize("product", DEVICE_PRODUCTS, ids=str)
 def test_measured_plans_keep_a_rows_bits(device: torch.device, product: Product) -> None:
     """The real clock and the real library: whatever was chosen, a row is the same in any call."""
-    from eyas.layers.timing import DeviceClock
+    from eyas.layers.gemm.timing import DeviceClock
 
     if device.type != "cuda":
         pytest.skip("needs a CUDA device")

@@ -14,8 +14,8 @@ from eyas.kernels.head_product import TILES, head_product
 from eyas.kernels.tiles import FLOAT32_TILES
 from eyas.layers import linear
 from eyas.layers.compute import Compute
+from eyas.layers.gemm.products import Products
 from eyas.layers.latent_attention import LatentAttention, LatentSizes
-from eyas.layers.products import Products
 from eyas.layers.rope import RopeSpec, RopeTable
 from eyas.layers.row_order import RowOrder
 from eyas.ops.add_norm import add_norm, new_weight

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eyas.attention.base import Attend, PlannedRows
 from eyas.cache.store import LayerStore, Store
 from eyas.layers import linear
-from eyas.layers.products import Products
+from eyas.layers.gemm.products import Products
 from eyas.layers.row_order import RowOrder
 from eyas.models import ModelFiles
 from eyas.models.decoder import DecoderLayer

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from eyas.kernels.packed import Layout, PackedWeight
-from eyas.layers import apply, experts, linear
+from eyas.layers import experts, linear
 from eyas.layers.compute import Compute
 from eyas.layers.expert_spec import ExpertSpec
 from eyas.layers.experts import MixtureOfExperts
+from eyas.layers.gemm import apply
+from eyas.layers.gemm.products import Products
 from eyas.layers.layouts import UNPACKED, Layouts
-from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder
 from eyas.ops.add_norm import added, summed
 from eyas.ops.dequantise import dequantised

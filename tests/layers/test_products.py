@@ -16,8 +16,10 @@ import torch
 
 from eyas.kernels.packed import Layout
 from eyas.kernels.tiles import GROUPED_TILES
-from eyas.layers.autotune_cache import AutotuneCache
-from eyas.layers.gemm_variants import (
+from eyas.layers.gemm.autotune_cache import AutotuneCache
+from eyas.layers.gemm.products import Products
+from eyas.layers.gemm.search import TIE, USUAL, Search, fastest
+from eyas.layers.gemm.variants import (
     BUCKETS,
     DEVICE_STEPS,
     LIBRARY,
@@ -31,8 +33,6 @@ from eyas.layers.gemm_variants import (
     plan_of,
     row_counts,
 )
-from eyas.layers.products import Products
-from eyas.layers.search import TIE, USUAL, Search, fastest
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
@@ -136,7 +136,7 @@ def test_tiles_by_warpgroups_take_part_where_both_sides_add_up_alike(
 
     monkeypatch.setattr("eyas.kernels.gemm.product", product)
     monkeypatch.setattr(
-        "eyas.layers.products.has_warpgroups", lambda device: case != "no such device"
+        "eyas.layers.gemm.products.has_warpgroups", lambda device: case != "no such device"
     )
     found = plans(True, Search(FakeClock(), None))
     variant = found["parts"].variant(192)
@@ -260,7 +260,7 @@ def test_a_library_of_another_order_is_found_out(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a torch product for each of the two, and one bit that is another at 17 rows."""
-    apply = pytest.importorskip("eyas.layers.apply")  # it imports triton
+    apply = pytest.importorskip("eyas.layers.gemm.apply")  # it imports triton
     differing = 0
 
     def plain(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-timing = pytest.importorskip("eyas.layers.timing")  # it imports triton
+timing = pytest.importorskip("eyas.layers.gemm.timing")  # it imports triton
 
-from eyas.layers import apply  # noqa: E402
-from eyas.layers.gemm_variants import LIBRARY, GemmVariant, Product, Role, candidates  # noqa: E402
+from eyas.layers.gemm import apply  # noqa: E402
+from eyas.layers.gemm.variants import LIBRARY, GemmVariant, Product, Role, candidates  # noqa: E402
 
 CPU = torch.device("cpu")
 

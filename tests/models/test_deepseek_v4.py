@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from eyas.config import DraftConfig, EngineConfig, ModelConfig
 from eyas.core import SamplingParams
 from eyas.kernels.packed import PackedWeight
-from eyas.layers.products import Products
+from eyas.layers.gemm.products import Products
 from eyas.layers.row_order import RowOrder
 from eyas.llm import LLM
 from eyas.models import load_model, read_spec

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from eyas.kernels.packed import MOST_EXPONENT, PackedWeight
 from eyas.layers import linear
-from eyas.layers.products import Products
+from eyas.layers.gemm.products import Products
 from eyas.layers.row_order import RowOrder
 from eyas.models import ModelFiles
 from eyas.models.formats import base

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from eyas.kernels.packed import PackedWeight
 from eyas.layers import linear
-from eyas.layers.products import Products
+from eyas.layers.gemm.products import Products
 from eyas.layers.row_order import RowOrder
 from eyas.models import ModelFiles
 from eyas.models.packing import held_shape

@@ -39,7 +39,7 @@ from eyas.engine.start_choices import (
 )
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
-from eyas.layers.search import search_on
+from eyas.layers.gemm.search import search_on
 from eyas.models import Progress
 from eyas.models.sharding import of_rank
 from eyas.runner.device import Device

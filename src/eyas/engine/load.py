@@ -31,8 +31,8 @@ from eyas.engine.start_choices import (
     products_choice,
 )
 from eyas.kernels import usable
-from eyas.layers.gemm_variants import is_supported, pad_for_device
-from eyas.layers.products import Products
+from eyas.layers.gemm.products import Products
+from eyas.layers.gemm.variants import is_supported, pad_for_device
 from eyas.layers.row_order import RowOrder, RowOrderReport
 from eyas.layers.row_probe import find_row_order
 from eyas.models import (

@@ -29,7 +29,7 @@ from eyas.engine.load import Parts
 from eyas.engine.ranks import exchanged_bytes
 from eyas.engine.start_choices import cache_choice, context_choice, memory_reason
 from eyas.kernels import usable
-from eyas.layers.gemm_variants import PARTS_SPLITS
+from eyas.layers.gemm.variants import PARTS_SPLITS
 from eyas.models import ModelSpec
 from eyas.models.sharding import of_rank
 from eyas.runner.device import cache_budget

@@ -1,8 +1,8 @@
 """Products of `gemm` whose warpgroups have 64 rows each, for a Hopper device.
 
 Promises: the bits of `gemm.product`, wherever the matrix instruction adds up alike on both its sides,
-which `layers.products` tries at every start: rows stand on its M side here, weights on its N side, so
-that all of a tile's weights pass it once for 64 rows, and shared memory is asked for less (decision
+which `layers.gemm.products` tries at every start: rows stand on its M side here, weights on its N side,
+so that all of a tile's weights pass it once for 64 rows, and shared memory is asked for less (decision
 0014).
 Does not know: which tile is whose (`tiles`).
 

@@ -4,7 +4,7 @@ Promises: every tile of a type gives a row the same bits, in every kernel of `ge
 on the M side of one matrix instruction, and neither its width nor how operands are loaded changes a
 sum. (Tiles by warpgroups have the rows on that side, and are used on devices where this changes no
 sum either.)
-Does not know: which is the fastest on a device (`layers.products` measures it).
+Does not know: which is the fastest on a device (`layers.gemm.products` measures it).
 
 Legend: O output features, I input features, T rows.
 """

@@ -20,7 +20,7 @@ from eyas.layers.compute import Compute
 from eyas.layers.exchanged_experts import ExchangedExperts
 from eyas.layers.expert_blocks import DividedExperts, SeparateExperts
 from eyas.layers.expert_spec import ExpertSpec
-from eyas.layers.gemm_variants import is_supported
+from eyas.layers.gemm.variants import is_supported
 from eyas.layers.layouts import UNPACKED, Layouts, common, within
 from eyas.layers.linear import LogitsHead
 from eyas.layers.mlp import GatedMlp
@@ -45,7 +45,7 @@ class Router:
     ) -> None:
         self._head: LogitsHead | None = None
         if compute.order.products is not None and is_supported(hidden_size):
-            from eyas.layers import apply
+            from eyas.layers.gemm import apply
 
             self._apply = apply
             self._weight_SD = compute.empty(num_scores, hidden_size)

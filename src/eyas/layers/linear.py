@@ -26,7 +26,7 @@ from eyas.parallel.cut import Cut, Parameter, Rows, held
 from eyas.parallel.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
-    from eyas.layers.gemm_variants import GemmPlan, GemmVariant, Role
+    from eyas.layers.gemm.variants import GemmPlan, GemmVariant, Role
 
 HEAD_BLOCK_BYTES = 128 << 20
 """The largest block in which a float32 head is packed; it limits the memory that packing needs."""
@@ -99,7 +99,7 @@ class Linear:
         self._packed: PackedProduct | None = None
         self._plans: dict[Role, GemmPlan] = {}
         if self._products is not None:
-            from eyas.layers import apply
+            from eyas.layers.gemm import apply
 
             self._apply = apply
         self._is_sealed = False
@@ -236,7 +236,7 @@ class LogitsHead:
         self._is_float32 = weight_dtype == torch.float32
         self._plan: GemmPlan | None = None
         if compute.order.products is not None:
-            from eyas.layers import apply
+            from eyas.layers.gemm import apply
 
             self._apply = apply
             self._plan = compute.order.products.plan(

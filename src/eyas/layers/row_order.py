@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from eyas.layers.gemm_variants import pad_for_device
-from eyas.layers.products import Products
+from eyas.layers.gemm.products import Products
+from eyas.layers.gemm.variants import pad_for_device
 
 STEPS = ((16, 1), (64, 4), (128, 8), (1 << 62, 32))
 """(most rows, step): counts up to that many rows are multiples of the step."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from eyas.kernels.packed import Layout
-from eyas.layers.gemm_variants import is_supported
+from eyas.layers.gemm.variants import is_supported
 from eyas.models.formats import StoredTensor
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import fused_name, stores_transposed

@@ -24,8 +24,8 @@ import torch
 
 from eyas.kernels.norm import add_norm, norm
 from eyas.kernels.packed import Weight
-from eyas.layers import apply
-from eyas.layers.gemm_variants import GemmVariant, Product
+from eyas.layers.gemm import apply
+from eyas.layers.gemm.variants import GemmVariant, Product
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from eyas.kernels.tiles import FLOAT32_TILES, FOLDED_TILES, GROUPED_TILES, PACKED_TILES, TILES
-from eyas.layers.autotune_cache import AutotuneCache
-from eyas.layers.gemm_variants import (
+from eyas.layers.gemm.autotune_cache import AutotuneCache
+from eyas.layers.gemm.variants import (
     BUCKETS,
     FOLDED_BEYOND,
     FOLDED_USUALLY,
@@ -135,7 +135,7 @@ def _written(variant: GemmVariant) -> list[Any]:
 def search_on(device: torch.device) -> Search:
     """Return the search of a device, which is created once."""
     from eyas.kernels import gemm
-    from eyas.layers.timing import DeviceClock
+    from eyas.layers.gemm.timing import DeviceClock
 
     lists: tuple[Any, ...] = (
         BUCKETS,

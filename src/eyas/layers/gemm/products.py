@@ -21,7 +21,8 @@ import torch
 from eyas.kernels import has_warpgroups, usable
 from eyas.kernels.packed import Layout
 from eyas.kernels.tiles import grouped_tiles_for
-from eyas.layers.gemm_variants import (
+from eyas.layers.gemm.search import Search, search_on
+from eyas.layers.gemm.variants import (
     LIBRARY,
     GemmPlan,
     GemmVariant,
@@ -33,7 +34,6 @@ from eyas.layers.gemm_variants import (
     plan_of,
     row_counts,
 )
-from eyas.layers.search import Search, search_on
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Products:
         return {"generator": generator, "device": self.device, "dtype": dtype}
 
     def _try(self, product: Product) -> bool:
-        from eyas.layers import apply
+        from eyas.layers.gemm import apply
 
         random = self._random(product.dtype)
         weight_OI = torch.randn(product.num_out, product.num_in, **random)

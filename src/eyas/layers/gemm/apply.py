@@ -1,4 +1,4 @@
-"""Products with weights on a device, each by one of the variants in `gemm_variants`.
+"""Products with weights on a device, each by one of the variants in `variants`.
 
 Promises: the same code is measured, tried and run. Kernels use programmatic dependent launch: they
 start while the kernel before them ends, and wait for its results.
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from eyas.kernels import gemm
 from eyas.kernels.packed import Weight
-from eyas.layers.gemm_variants import SCORE_SPLITS, GemmVariant
+from eyas.layers.gemm.variants import SCORE_SPLITS, GemmVariant
 from eyas.ops.gate import gate
 
 
