@@ -29,7 +29,8 @@ from exact_engine import engine_comparisons
 from eyas.attention import open_attention
 from eyas.cache import KVStore
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
-from eyas.core import DraftTree, SamplingParams
+from eyas.core import SamplingParams
+from eyas.draft_tree import DraftTree
 from eyas.engine.exactness_probe import chain_of, random_tree
 from eyas.engine.load import Parts
 from eyas.runner.batch import Batch, PlannedBatch, Span

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from eyas.config import CacheConfig, EngineConfig, EngineInfo
-from eyas.core import DraftTree, Request, SamplingParams, TokenLogprob
+from eyas.core import Request, SamplingParams, TokenLogprob
 from eyas.draft import Drafter, RootDrafter, TreeShape
 from eyas.draft.base import roots_alone
+from eyas.draft_tree import DraftTree
 from eyas.engine.build import assemble, connect
 from eyas.engine.engine import Engine
 from eyas.engine.exactness_probe import chain_of, random_tree

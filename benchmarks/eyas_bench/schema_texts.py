@@ -29,8 +29,9 @@ import torch
 
 from eyas.constraint import ConstraintFailure, Grammar
 from eyas.constraint.base import State
-from eyas.core import DraftTree, GrammarError, Request, SamplingParams, Verdict
+from eyas.core import GrammarError, Request, SamplingParams
 from eyas.draft import TreeShape
+from eyas.draft_tree import DraftTree, Verdict
 from eyas.engine.engine import Engine
 from eyas.engine.verifier import verify
 from eyas.grammar import Json, OutputSpec

@@ -21,7 +21,7 @@ import random
 
 import torch
 
-from eyas.core import DraftTree, Verdict
+from eyas.draft_tree import DraftTree, Verdict
 from eyas.engine.verifier import verify
 from eyas.runner.batch import Batch
 from eyas.runner.rows import PackedRows

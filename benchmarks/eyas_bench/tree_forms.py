@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 
 CANDIDATES = (0.65, 0.13, 0.06, 0.04, 0.025, 0.018, 0.013, 0.01, 0.008, 0.006)
 """The probability of each candidate of a node, about as in EAGLE heads; later candidates have the

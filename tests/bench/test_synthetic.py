@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from eyas.cli.options import engine_config
-from eyas.core import DraftTree, Verdict
 from eyas.draft.base import chain
+from eyas.draft_tree import DraftTree, Verdict
 from eyas.engine.engine import Engine
 from eyas.engine.verifier import Verify, verify
 from eyas_bench.shape import dummy_engine

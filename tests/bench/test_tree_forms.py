@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 from eyas_bench.tree_forms import depths, form_of, path
 
 CPU = torch.device("cpu")

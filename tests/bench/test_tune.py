@@ -16,10 +16,11 @@ import torch
 
 from eyas.cli import main
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
-from eyas.core import DraftCounts, DraftTree
+from eyas.core import DraftCounts
 from eyas.draft import Drafter, TreeShape
 from eyas.draft.base import chain, root_tokens
 from eyas.draft.grow import Frontier, Pool
+from eyas.draft_tree import DraftTree
 from eyas.llm import LLM
 from eyas.runner.batch import Batch
 from eyas.verify.contestants import EngineContestant, Job, Measurement, acceptance

@@ -6,8 +6,8 @@ import random
 
 import torch
 
-from eyas.core import DraftTree
 from eyas.draft.blend import merge
+from eyas.draft_tree import DraftTree
 from tests.laws.drafters import as_tree
 
 Path = tuple[int, ...]

@@ -16,9 +16,10 @@ from eyas.constraint.automaton import Automaton
 from eyas.constraint.base import one_by_one
 from eyas.constraint.filling import Filling
 from eyas.constraint.mask_batch import MaskRequest
-from eyas.core import DraftTree, Request, SamplingParams
+from eyas.core import Request, SamplingParams
 from eyas.draft import Drafter, ForcedDrafter, RootDrafter, StepReport, TreeShape
 from eyas.draft.base import chain
+from eyas.draft_tree import DraftTree
 from eyas.grammar import Budget, Marker, OutputSpec, Source
 from tests.laws.automata import Lane, Modular, ToyGrammar, Toys, toy
 from tests.laws.cases import walk_text

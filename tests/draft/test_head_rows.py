@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from eyas.attention.base import PlannedRows
-from eyas.core import DraftTree, Request, SamplingParams
+from eyas.core import Request, SamplingParams
 from eyas.draft import (
     AdaptiveDrafter,
     Drafter,
@@ -28,6 +28,7 @@ from eyas.draft import (
 from eyas.draft.costs import Costs
 from eyas.draft.estimates import StepSize
 from eyas.draft.shape_policy import PLAIN, LandedStep, ShapePolicy
+from eyas.draft_tree import DraftTree
 from eyas.runner.batch import Batch
 from eyas.runner.rows import ForwardRows
 from tests.laws.cases import restless, walk_text

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from eyas.core import DraftTree, Request, SamplingParams
+from eyas.core import Request, SamplingParams
 from eyas.draft import NgramDrafter, TreeShape
+from eyas.draft_tree import DraftTree
 from eyas.runner.batch import Batch
 from tests.laws.cases import walk_text
 from tests.laws.world import Setting, new_engine, run

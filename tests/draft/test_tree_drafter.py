@@ -12,9 +12,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.core import DraftTree, Request, SamplingParams
+from eyas.core import Request, SamplingParams
 from eyas.draft import Drafter, DrafterWrapper, TreeShape
 from eyas.draft.catch_up import MissingRows, RowTracker
+from eyas.draft_tree import DraftTree
 from eyas.engine.engine import Engine
 from eyas.ops import top_tokens
 from eyas.runner.batch import Batch

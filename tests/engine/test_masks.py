@@ -19,7 +19,7 @@ from eyas.constraint import Vocabulary, build_backend, filling
 from eyas.constraint.automaton import LEAST_REST, Automaton
 from eyas.constraint.base import MaskJob
 from eyas.constraint.filling import Filling
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 from eyas.engine.masks import FAILED, Masking, TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.sequence import Status

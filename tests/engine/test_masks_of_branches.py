@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from eyas.constraint.automaton import Automaton
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 from eyas.engine.branches import depths_of
 from eyas.engine.masks import Masking, TreeMasks
 from eyas.grammar import OutputSpec

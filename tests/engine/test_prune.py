@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 from eyas.engine.prune import Refusals, refused, without
 
 

@@ -13,7 +13,8 @@ import torch
 
 from eyas import LLM
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
-from eyas.core import DraftTree, SamplingParams
+from eyas.core import SamplingParams
+from eyas.draft_tree import DraftTree
 from eyas.engine.build import captured_sizes
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.graphs import Captured, Stages, StepGraphs

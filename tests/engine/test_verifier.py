@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.core import DraftTree, Request, SamplingParams, Verdict
+from eyas.core import Request, SamplingParams
 from eyas.draft import Drafter, NgramDrafter, RootDrafter
+from eyas.draft_tree import DraftTree, Verdict
 from eyas.engine.verifier import raw_logprobs, verify
 from eyas.sampling import gumbel
 from tests.laws.cases import walk_text

@@ -10,7 +10,8 @@ import random
 import pytest
 import torch
 
-from eyas.core import SamplingParams, Verdict
+from eyas.core import SamplingParams
+from eyas.draft_tree import Verdict
 from eyas.ops.choose import choose as ops_choose
 from eyas.ops.scale_and_filter import scale_and_filter
 from eyas.sampling import BatchParams, SequenceParams, gumbel, process, sample

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.core import DraftTree
 from eyas.draft import TreeShape
 from eyas.draft.grow import Frontier, Pool
+from eyas.draft_tree import DraftTree
 from eyas.kernels.grow import extend, finish
 from eyas.ops.add_level import add_level
 from eyas.ops.keep_best import keep_best

@@ -12,6 +12,7 @@ from eyas.draft.base import TreeShape
 from eyas.draft.grow import Frontier
 from eyas.draft.tree import TreeDrafter, num_scratch
 from eyas.ops.level_rows import level_rows
+from eyas.ops.table import TableSequences
 from eyas.runner.rows import ForwardRows
 from eyas.sampling.process import SamplingRows
 from tests.kernels.bodies import take_kernels
@@ -146,7 +147,8 @@ def test_a_level_of_nobody(device: torch.device) -> None:
     table = torch.zeros((2, 9), dtype=torch.int64, device=device)
     paths_BKD = grid_BK.unsqueeze(2)
     states_RF = torch.empty((0, 8), device=device)
-    given = (nothing_B, nothing_B, grid_BK, paths_BKD, grid_BK, None, states_RF, table, 5, 6, 8)
+    sequences = TableSequences(table, table, nothing_B, nothing_B, grid_BK, 8)
+    given = (paths_BKD, grid_BK, None, states_RF, sequences, 5, 6)
     rows, inner, below_RF = level_rows.by_kernel(*given)
     assert len(rows.tokens_R) == 0 and inner is not None and inner.parents_BW.shape == (0, 4)
     assert below_RF is not None and below_RF.shape == (0, 8)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from eyas.core import DraftTree
 from eyas.draft import NgramDrafter
+from eyas.draft_tree import DraftTree
 from eyas.kernels.lookup import propose
 from eyas.ops.lookup import lookup
 from tests.kernels.bodies import take_kernels

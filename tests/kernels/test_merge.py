@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from eyas.core import DraftTree
 from eyas.draft import blend
 from eyas.draft.base import chain
+from eyas.draft_tree import DraftTree
 from eyas.ops.merge_trees import merge_trees
 from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from eyas.attention.base import Layout
-from eyas.core import DraftTree, SamplingParams
+from eyas.core import SamplingParams
 from eyas.draft.base import chain
+from eyas.draft_tree import DraftTree
 from eyas.ops.node_rows import node_rows
 from eyas.ops.table import TableSequences
 from eyas.runner.batch import Batch, PlannedBatch, Span

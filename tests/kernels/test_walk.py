@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from eyas.core import DraftTree, Verdict
+from eyas.draft_tree import DraftTree, Verdict
 from eyas.kernels import walk as kernels
 from eyas.ops.advance import advance
 from eyas.ops.walk import walk

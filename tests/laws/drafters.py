@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.core import DraftTree, Verdict
 from eyas.draft import Drafter, DrafterWrapper, StepReport, TreeShape
+from eyas.draft_tree import DraftTree, Verdict
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 from eyas.sampling import SequenceParams, gumbel

@@ -16,7 +16,8 @@ import torch
 
 from eyas.constraint import ConstraintFailure, State
 from eyas.constraint.base import one_by_one
-from eyas.core import Request, RequestError, SamplingParams, Verdict
+from eyas.core import Request, RequestError, SamplingParams
+from eyas.draft_tree import Verdict
 from eyas.engine import admission
 from eyas.engine.engine import Engine
 from eyas.engine.flight import Flight, Landed

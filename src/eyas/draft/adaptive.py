@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from eyas.core import DraftTree
 from eyas.draft.base import MAX_REMEMBERED, Drafter, DrafterWrapper, StepReport, TreeShape
 from eyas.draft.estimates import StepSize
 from eyas.draft.shape_policy import LandedStep, ShapePolicy
+from eyas.draft_tree import DraftTree
 from eyas.runner.batch import Batch, num_context_rows
 
 

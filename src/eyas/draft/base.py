@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from eyas.core import DraftTree, Verdict
 from eyas.draft.network import DraftNetwork
 from eyas.draft.prefix_rows import PrefixRows
+from eyas.draft_tree import DraftTree, Verdict
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 

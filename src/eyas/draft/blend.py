@@ -16,10 +16,10 @@ from dataclasses import replace
 
 import torch
 
-from eyas.core import DraftTree, Verdict
 from eyas.draft.base import Drafter, StepReport, TreeShape, roots_alone
 from eyas.draft.network import DraftNetwork
 from eyas.draft.prefix_rows import PrefixRows
+from eyas.draft_tree import DraftTree, Verdict
 from eyas.ops.merge_trees import merge_trees
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output

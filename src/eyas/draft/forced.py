@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from eyas.constraint.automaton import Automaton
-from eyas.core import DraftTree
 from eyas.draft.base import MAX_REMEMBERED, Drafter, DrafterWrapper, StepReport, TreeShape, chain
 from eyas.draft.blend import merge, widened_scores
+from eyas.draft_tree import DraftTree
 from eyas.runner.batch import Batch
 from eyas.transfer import send
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import torch
 
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 from eyas.ops.add_level import Frontier, PoolStorage, add_level
 from eyas.ops.keep_best import keep_best
 from eyas.ops.top_tokens import at_target_ids, top_tokens

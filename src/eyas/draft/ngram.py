@@ -10,8 +10,8 @@ Does not know: models.
 
 from __future__ import annotations
 
-from eyas.core import DraftTree
 from eyas.draft.base import Drafter, TreeShape, roots_alone
+from eyas.draft_tree import DraftTree
 from eyas.ops.lookup import lookup
 from eyas.runner.batch import Batch
 

@@ -6,8 +6,8 @@ Does not know: tokens, networks.
 
 from __future__ import annotations
 
-from eyas.core import DraftTree
 from eyas.draft.base import Drafter, TreeShape, roots_alone
+from eyas.draft_tree import DraftTree
 from eyas.runner.batch import Batch
 
 

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from eyas.attention.base import Layout, NodeGrid
-from eyas.core import DraftTree, Verdict
 from eyas.draft.base import Drafter, TreeShape, roots_alone
 from eyas.draft.catch_up import (
     LONGEST_TAIL,
@@ -34,6 +33,7 @@ from eyas.draft.catch_up import (
 from eyas.draft.grow import Frontier, Pool, best_tokens
 from eyas.draft.network import DraftNetwork
 from eyas.draft.prefix_rows import PrefixRows
+from eyas.draft_tree import DraftTree, Verdict
 from eyas.ops.level_rows import level_rows
 from eyas.runner.batch import Batch
 from eyas.runner.rows import ForwardRows, committed

@@ -16,7 +16,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from eyas.core import DraftTree, SamplingParams
+from eyas.core import SamplingParams
+from eyas.draft_tree import DraftTree
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.graphs import StepGraphs
 from eyas.runner.rows import pack

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from eyas.core import DraftTree, TokenLogprob, Verdict
+from eyas.core import TokenLogprob
 from eyas.draft import Drafter
+from eyas.draft_tree import DraftTree, Verdict
 from eyas.engine.masks import TreeMasks
 from eyas.engine.scheduler import StepPlan
 from eyas.runner.batch import Batch, PlannedBatch
@@ -57,11 +58,11 @@ class ProposedTree:
 class Outcome:
     """The result of a step for the rooted sequence with index `b` in the batch, on the host.
 
-    count, tokens, nodes: its verdict (`eyas.core.Verdict`), up to the count. size, parents, sources: of
-    its tree; parents is None for a chain, sources is None if one drafter proposed all nodes. proposed:
-    the tree before grammars refused nodes of it, if the request asks for trees. ended: the error that
-    ended the sequence before this step landed. failure: the error that ends it after these tokens,
-    because its automaton could not move over them.
+    count, tokens, nodes: its verdict (`draft_tree.Verdict`), up to the count. size, parents, sources:
+    of its tree; parents is None for a chain, sources is None if one drafter proposed all nodes.
+    proposed: the tree before grammars refused nodes of it, if the request asks for trees. ended: the
+    error that ended the sequence before this step landed. failure: the error that ends it after these
+    tokens, because its automaton could not move over them.
     """
 
     b: int

@@ -16,8 +16,9 @@ import time
 import numpy as np
 import torch
 
-from eyas.core import STEP_FAILED, DraftTree, Verdict
+from eyas.core import STEP_FAILED
 from eyas.draft import Drafter, RootDrafter, StepReport
+from eyas.draft_tree import DraftTree, Verdict
 from eyas.engine.flight import Flight, Forward, Landed
 from eyas.engine.masks import Masking, TreeMasks
 from eyas.engine.metrics import Metrics

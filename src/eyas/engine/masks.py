@@ -28,7 +28,7 @@ import torch
 
 from eyas.constraint.filling import Allowance, Filling
 from eyas.constraint.mask_batch import MaskRequest
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 from eyas.engine.branches import depths_of
 from eyas.engine.constrained_tree import ConstrainedTree
 from eyas.engine.prune import Refusals, refused, without

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 from eyas.engine.branches import depths_of
 
 

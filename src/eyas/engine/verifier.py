@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from eyas.core import DraftTree, Verdict
+from eyas.draft_tree import DraftTree, Verdict
 from eyas.ops.walk import walk
 from eyas.runner.batch import Batch
 from eyas.runner.rows import PackedRows

@@ -109,7 +109,7 @@ def walk(
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """`eyas.core.Verdict.report_BX` of each tree's walk.
+    """`eyas.draft_tree.Verdict.report_BX` of each tree's walk.
 
     chosen_R: what each node's row chose, [B * W] or [B, W] without gaps. parents_BW: None for chains.
     Torch: `ops.walk.by_torch`.

@@ -30,7 +30,7 @@ def advance(
     """Append each verdict in place: its tokens after the root, the accepted nodes' slots from the
     root on.
 
-    report_BX: `eyas.core.Verdict.report_BX`; a count of -1 appends nothing. is_chain: the slots of
+    report_BX: `draft_tree.Verdict.report_BX`; a count of -1 appends nothing. is_chain: the slots of
     nodes stand in `slots_AC` already. padding_seat: sequences there change nothing.
     """
     width, trash_column = report_BX.shape[1] // 2, tokens_AC.shape[1] - 1

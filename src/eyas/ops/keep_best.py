@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 from eyas.ops.add_level import PoolStorage
 from eyas.ops.dispatch import Operation
 from eyas.ops.scale_and_filter import NEVER

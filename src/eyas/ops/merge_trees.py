@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 from eyas.ops.dispatch import Operation
 
 

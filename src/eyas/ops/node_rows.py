@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 from eyas.ops.dispatch import Operation
 from eyas.ops.grids import node_depths, place_chain, ragged_rows
 from eyas.ops.table import TableSequences

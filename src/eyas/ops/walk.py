@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import torch
 
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 from eyas.ops.dispatch import Operation
 
 
 @Operation
 def walk(chosen_BW: torch.Tensor, tree: DraftTree) -> torch.Tensor:
-    """Return int64 [B, 2W + 1], `eyas.core.Verdict.report_BX` of each tree.
+    """Return int64 [B, 2W + 1], `eyas.draft_tree.Verdict.report_BX` of each tree.
 
     chosen_BW: what each node's row chose, without gaps; -1 is a row that could not choose. It ends
     the walk before it; at the root it makes the count -1. Nodes behind the count are undefined.

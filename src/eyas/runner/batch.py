@@ -19,7 +19,8 @@ import torch
 
 from eyas.cache.slots import NO_SLOTS, NULL_SLOT
 from eyas.constraint.automaton import Automaton
-from eyas.core import DraftTree, SamplingParams
+from eyas.core import SamplingParams
+from eyas.draft_tree import DraftTree
 from eyas.ops.table import TableSequences
 from eyas.runner.graphs import Stages, StepGraphs, bucket_of, length_of
 from eyas.runner.table import SequenceTable

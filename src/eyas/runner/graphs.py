@@ -35,7 +35,7 @@ from weakref import WeakSet, finalize
 import numpy as np
 import torch
 
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 from eyas.sampling.params import BatchParams
 from eyas.transfer import Inbox, refill, send
 

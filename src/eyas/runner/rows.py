@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.attention.base import ContextRun, Layout, NodeGrid
-from eyas.core import DraftTree
+from eyas.draft_tree import DraftTree
 from eyas.ops.node_rows import node_rows
 from eyas.runner.batch import Batch, Span
 from eyas.sampling.process import SamplingRows

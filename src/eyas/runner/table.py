@@ -16,7 +16,7 @@ import torch
 
 from eyas.cache.kv import WindowMap
 from eyas.cache.states import SequenceStates
-from eyas.core import Verdict
+from eyas.draft_tree import Verdict
 from eyas.ops.advance import advance
 from eyas.transfer import send
 
