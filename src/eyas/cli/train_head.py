@@ -38,7 +38,7 @@ class TrainingOptions:
     conversations: Annotated[
         str | None,
         typer.Option(
-            help="Conversations with answers to train on as they are: a JSON lines file, or builtin:N.",
+            help="Conversations with answers to train on as they are: a JSON lines file, or builtin:N."
         ),
     ] = None
     thinking: Annotated[
@@ -51,30 +51,22 @@ class TrainingOptions:
     temperatures: Annotated[
         str | None,
         typer.Option(
-            help="Temperatures of the target's answers, used in turn. Default: 0,0.7,1.0.",
+            help="Temperatures of the target's answers, used in turn. Default: 0,0.7,1.0."
         ),
     ] = None
     max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum length of an answer in tokens. Default: 1024.",
-            min=1,
-        ),
+        int | None, typer.Option(help="Maximum length of an answer in tokens. Default: 1024.")
     ] = None
     max_length: Annotated[
         int | None,
         typer.Option(
             help="Maximum length of a training text in tokens, prompt included. Default: the target's "
             "context length.",
-            min=8,
         ),
     ] = None
     max_num_seqs: Annotated[
         int | None,
-        typer.Option(
-            help="Maximum number of answers generated at a time. Default: 256.",
-            min=1,
-        ),
+        typer.Option(help="Maximum number of answers generated at a time. Default: 256."),
     ] = None
     generate_seconds: Annotated[
         float | None,
@@ -100,15 +92,12 @@ class TrainingOptions:
     ] = None
     shard_mib: Annotated[
         int | None,
-        typer.Option(
-            help="Size of a file of stored hidden states, in MiB. Default: 256.",
-            min=1,
-        ),
+        typer.Option(help="Size of a file of stored hidden states, in MiB. Default: 256."),
     ] = None
     cache_gib: Annotated[
         float | None,
         typer.Option(
-            help="Memory to cache stored hidden states in, in GiB. Default: by free memory.",
+            help="Memory to cache stored hidden states in, in GiB. Default: by free memory."
         ),
     ] = None
     draft_vocab_size: Annotated[
@@ -116,23 +105,17 @@ class TrainingOptions:
         typer.Option(
             help="Number of tokens that the head can propose. Default: 32000, or the target's "
             "vocabulary if that is smaller; 2048 for builtin.",
-            min=1,
         ),
     ] = None
     intermediate_size: Annotated[
         int | None,
-        typer.Option(
-            help="Width of the head's feed-forward block. Default: the target's.",
-            min=1,
-        ),
+        typer.Option(help="Width of the head's feed-forward block. Default: the target's."),
     ] = None
     num_heads: Annotated[
-        int | None,
-        typer.Option(help="Number of query heads. Default: the target's.", min=1),
+        int | None, typer.Option(help="Number of query heads. Default: the target's.")
     ] = None
     num_kv_heads: Annotated[
-        int | None,
-        typer.Option(help="Number of key/value heads. Default: the target's.", min=1),
+        int | None, typer.Option(help="Number of key/value heads. Default: the target's.")
     ] = None
     taps: Annotated[
         str | None,
@@ -144,34 +127,27 @@ class TrainingOptions:
     ttt_steps: Annotated[
         int | None,
         typer.Option(
-            help="Number of draft levels that are trained (training-time test). Default: 7.",
-            min=1,
+            help="Number of draft levels that are trained (training-time test). Default: 7."
         ),
     ] = None
     loss_decay: Annotated[
         float | None,
-        typer.Option(
-            help="Factor of a level's loss relative to the level before. Default: 0.8.",
-        ),
+        typer.Option(help="Factor of a level's loss relative to the level before. Default: 0.8."),
     ] = None
     batch_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Tokens in a training step, padding included. Default: 8192; 65536 for builtin.",
-            min=16,
+            help="Tokens in a training step, padding included. Default: 8192; 65536 for builtin."
         ),
     ] = None
     epochs: Annotated[
-        float | None,
-        typer.Option(help="Passes over the training texts. Default: 10."),
+        float | None, typer.Option(help="Passes over the training texts. Default: 10.")
     ] = None
     train_seconds: Annotated[
-        float | None,
-        typer.Option(help="Training time in seconds, instead of --epochs."),
+        float | None, typer.Option(help="Training time in seconds, instead of --epochs.")
     ] = None
     max_steps: Annotated[
-        int | None,
-        typer.Option(help="Maximum number of training steps. Default: no limit.", min=1),
+        int | None, typer.Option(help="Maximum number of training steps. Default: no limit.")
     ] = None
     optimizer: Annotated[
         str | None,
@@ -182,26 +158,19 @@ class TrainingOptions:
     ] = None
     learning_rate: Annotated[
         float | None,
-        typer.Option(
-            help="Peak learning rate of AdamW. Default: 1e-4; 2e-3 for builtin.",
-        ),
+        typer.Option(help="Peak learning rate of AdamW. Default: 1e-4; 2e-3 for builtin."),
     ] = None
     matrix_rate: Annotated[
-        float | None,
-        typer.Option(
-            help="Peak learning rate of Muon. Default: 0.02.",
-        ),
+        float | None, typer.Option(help="Peak learning rate of Muon. Default: 0.02.")
     ] = None
     decay: Annotated[
         str | None,
-        typer.Option(
-            help="Decay of the learning rates: cosine or linear. Default: cosine.",
-        ),
+        typer.Option(help="Decay of the learning rates: cosine or linear. Default: cosine."),
     ] = None
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Seed of the answers, the initial weights and the order of texts. Default: 0.",
+            help="Seed of the answers, the initial weights and the order of texts. Default: 0."
         ),
     ] = None
     device: Annotated[
@@ -230,19 +199,11 @@ class TrainingOptions:
             "Default: no limit.",
         ),
     ] = None
-    log_every: Annotated[
-        int | None,
-        typer.Option(
-            help="Steps between log lines. Default: 50.",
-            min=1,
-        ),
-    ] = None
+    log_every: Annotated[int | None, typer.Option(help="Steps between log lines. Default: 50.")] = (
+        None
+    )
     eval_every: Annotated[
-        int | None,
-        typer.Option(
-            help="Steps between evaluations on held-out texts. Default: 500.",
-            min=1,
-        ),
+        int | None, typer.Option(help="Steps between evaluations on held-out texts. Default: 500.")
     ] = None
     evaluate: Annotated[
         bool | None,
@@ -293,7 +254,7 @@ def head(
     settings = {
         **vars(training),
         "temperatures": _numbers(training.temperatures, "temperatures"),
-        "taps": _whole_numbers(training.taps, "taps"),
+        "taps": _whole_numbers(training.taps),
     }
     if training.format is not None:
         settings["format"] = training.format.lower().replace("-", "")
@@ -321,10 +282,10 @@ def _numbers(text: str | None, name: str) -> tuple[float, ...] | None:
         raise ValueError(f"{name}: {text!r} is not a list of numbers, such as 0,0.7,1.0") from None
 
 
-def _whole_numbers(text: str | None, name: str) -> tuple[int, ...] | None:
-    values = _numbers(text, name)
+def _whole_numbers(text: str | None) -> tuple[int, ...] | None:
+    values = _numbers(text, "taps")
     if values is None:
         return None
     if any(value != int(value) for value in values):
-        raise ValueError(f"{name}: {text!r} must be whole numbers")
+        raise ValueError(f"taps: {text!r} must be whole numbers")
     return tuple(int(value) for value in values)
