@@ -14,7 +14,6 @@ from builtin_model.model import BuiltinModel, BuiltinShape, dense_attend
 from builtin_model.template import render
 from builtin_model.training import BuiltinTraining, train_builtin
 from eyas import builtin
-from eyas.train.head.muon import orthogonalised
 
 TOKENIZER_FILE = builtin.path() / "tokenizer.json"
 TOKENIZER = Tokenizer.from_file(str(TOKENIZER_FILE))
@@ -72,14 +71,6 @@ def test_packed_logits_equal_those_of_transformers() -> None:
         packed = model.logits(torch.cat((first, second)), positions, bounds, dense_attend)
         torch.testing.assert_close(packed[:9], theirs(first[None]).logits[0], atol=2e-4, rtol=0)
         torch.testing.assert_close(packed[9:], theirs(second[None]).logits[0], atol=2e-4, rtol=0)
-
-
-@pytest.mark.parametrize("shape", [(3, 24, 40), (2, 40, 24)])
-def test_orthogonalised_matrices_have_singular_values_near_one(shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalised(torch.randn(shape)).float())
-    assert values.min() > 0.3
-    assert values.max() < 1.5
 
 
 def test_training_goes_on_after_a_stop_and_exports(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def succeeded(done: Done) -> str:
         (["serve", "--start-wait", "-1"], ["--start-wait: must be between 0"]),
         (["serve", "--max-model-len", "3"], ["--max-model-len"]),
         (["serve", "--memory-fraction", "2"], ["--memory-fraction"]),
+        (["serve", "--max-step-ms", "0"], ["--max-step-ms"]),
         (["serve", "--flights", "2"], ["--flights"]),
         (["serve", "--api-key-file", "no/such/file"], ["--api-key-file"]),
         (["serve", "--api-key-file", sys.executable], ["--api-key-file", "UTF-8"]),

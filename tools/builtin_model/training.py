@@ -22,7 +22,6 @@ from torch import Tensor
 from builtin_model.data import ANSWER, PROMPT, ShardStream, StreamSpec
 from builtin_model.model import BuiltinModel, BuiltinShape, dense_attend, varlen_attend
 from eyas import builtin
-from eyas.train.head.muon import Muon
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _SHORTEST = 24
@@ -134,7 +133,7 @@ class _Run:
         self.model = BuiltinModel(config.shape).to(config.device)
         inner = [w for n, w in self.model.named_parameters() if w.ndim == 2 and "embed" not in n]
         outer = [w for n, w in self.model.named_parameters() if w.ndim != 2 or "embed" in n]
-        self.muon = Muon(inner, config.matrix_rate, weight_decay=config.weight_decay)
+        self.muon = torch.optim.Muon(inner, config.matrix_rate, weight_decay=config.weight_decay)
         self.adam = torch.optim.AdamW(
             outer, config.vector_rate, betas=(0.9, 0.95), weight_decay=0.0, eps=1e-10
         )

@@ -20,18 +20,12 @@ if TYPE_CHECKING:
 def builtin(
     num_per_family: Annotated[
         int,
-        typer.Option(
-            "--num-per-family", min=1, help="Number of held-out conversations of each family."
-        ),
+        typer.Option(min=1, help="Number of held-out conversations of each family."),
     ] = 50,
-    seed: Annotated[
-        str, typer.Option("--seed", help="Random seed of the held-out conversations.")
-    ] = "0",
+    seed: Annotated[str, typer.Option(help="Random seed of the held-out conversations.")] = "0",
     drafter: options.Drafter = "root",
     model: options.Model = MODEL.path,
-    show_misses: Annotated[
-        int, typer.Option("--show-misses", help="Maximum number of wrong answers to print.")
-    ] = 0,
+    show_misses: Annotated[int, typer.Option(help="Maximum number of wrong answers to print.")] = 0,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:

@@ -70,14 +70,12 @@ def decode(
     prompts_file: Annotated[
         Path | None,
         typer.Option(
-            "--prompts-file",
             help="JSON lines file of text prompts, used without a chat template.",
         ),
     ] = None,
     prompt_tokens: Annotated[
         int | None,
         typer.Option(
-            "--prompt-tokens",
             min=1,
             help="Length of random prompts in tokens. Default: 128; 1 with --schemas.",
         ),
@@ -85,7 +83,6 @@ def decode(
     num_prompts: Annotated[
         int | None,
         typer.Option(
-            "--num-prompts",
             min=1,
             help="Number of prompts in a round. Default: the batch size (twice that with "
             "--refill), and at least 13 with --workload tasks.",
@@ -101,7 +98,6 @@ def decode(
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-tokens",
             help="Maximum length of an answer in tokens. Default: 128; 256 with --shape.",
         ),
     ] = None,
@@ -117,14 +113,13 @@ def decode(
     repeats: Annotated[
         int | None,
         typer.Option(
-            "--repeats",
             min=1,
             help="Number of measured rounds, after a warm-up round. Default: 5; 3 with --shape.",
         ),
     ] = None,
     compare: Annotated[
         Peer | None,
-        typer.Option("--compare", help="Also measure this engine with the same checkpoint."),
+        typer.Option(help="Also measure this engine with the same checkpoint."),
     ] = None,
     drafting: Contender,
     shaped: ShapeOptions,

@@ -37,14 +37,14 @@ def grammar(
     ],
     tokenizer: Annotated[
         Path,
-        typer.Option("--tokenizer", help="Model directory or tokenizer.json file.", exists=True),
+        typer.Option(help="Model directory or tokenizer.json file.", exists=True),
     ],
     backend: Annotated[
-        GrammarBackend, typer.Option("--backend", help="Grammar library.")
+        GrammarBackend, typer.Option(help="Grammar library.")
     ] = GrammarBackend.llguidance,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=1, help="Maximum number of files to read. Default: all."),
+        typer.Option(min=1, help="Maximum number of files to read. Default: all."),
     ] = None,
     output: Output = None,
     as_json: options.Json = False,

@@ -24,36 +24,31 @@ def ranking(
     model: options.Model = MODEL.path,
     draft_model: Annotated[
         str | None,
-        typer.Option("--draft-model", help="Draft head. Default: the model's own."),
+        typer.Option(help="Draft head. Default: the model's own."),
     ] = None,
     temperatures: Annotated[
         str,
-        typer.Option("--temperatures", help="Sampling temperatures above 0, separated by commas."),
+        typer.Option(help="Sampling temperatures above 0, separated by commas."),
     ] = "0.6,1",
-    top_p: Annotated[
-        str, typer.Option("--top-p", help="Values of top-p, separated by commas.")
-    ] = "1,0.95",
+    top_p: Annotated[str, typer.Option(help="Values of top-p, separated by commas.")] = "1,0.95",
     shapes: Annotated[
         str,
-        typer.Option("--shapes", help="Tree sizes as steps/topk/nodes, separated by commas."),
+        typer.Option(help="Tree sizes as steps/topk/nodes, separated by commas."),
     ] = "5/1/6,5/4/16",
     families: Annotated[
         str,
         typer.Option(
-            "--families",
             help="Groups of task families, separated by semicolons; families of a group are separated "
             "by commas. all is every family.",
         ),
     ] = "all;pick,talk",
-    num_prompts: Annotated[
-        int, typer.Option("--num-prompts", min=2, help="Number of prompts in a group.")
-    ] = 39,
+    num_prompts: Annotated[int, typer.Option(min=2, help="Number of prompts in a group.")] = 39,
     num_seeds: Annotated[
         int,
-        typer.Option("--num-seeds", min=1, help="Number of answers per prompt, each with a seed."),
+        typer.Option(min=1, help="Number of answers per prompt, each with a seed."),
     ] = 2,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=2, help="Maximum length of an answer in tokens.")
+        int, typer.Option(min=2, help="Maximum length of an answer in tokens.")
     ] = 256,
     dtype: options.Dtype = options.DtypeChoice.auto,
     device: options.Device = DEVICE.device,

@@ -36,21 +36,17 @@ class LoadOptions:
     rate: Annotated[
         float,
         typer.Option(
-            "--rate",
             help="Mean arrival rate in requests per second.",
             rich_help_panel=LOAD_PANEL,
         ),
     ] = 4.0
     num_requests: Annotated[
         int,
-        typer.Option(
-            "--num-requests", min=1, help="Number of requests.", rich_help_panel=LOAD_PANEL
-        ),
+        typer.Option(min=1, help="Number of requests.", rich_help_panel=LOAD_PANEL),
     ] = 100
     prompt_tokens: Annotated[
         int,
         typer.Option(
-            "--prompt-tokens",
             min=1,
             help="Mean length of prompts in tokens; log-normal, 1/8 to 4 times the mean.",
             rich_help_panel=LOAD_PANEL,
@@ -59,7 +55,6 @@ class LoadOptions:
     max_tokens: Annotated[
         int,
         typer.Option(
-            "--max-tokens",
             min=1,
             help="Mean length of answers in tokens, with the same distribution; an answer with a "
             "schema may end sooner.",
@@ -78,7 +73,6 @@ class LoadOptions:
     schemas: Annotated[
         Path | None,
         typer.Option(
-            "--schemas",
             help='Directory of {"schema": ..., "tests": [...]} files; their schemas constrain answers, '
             "in turn.",
             exists=True,
@@ -89,7 +83,6 @@ class LoadOptions:
     schema_share: Annotated[
         float,
         typer.Option(
-            "--schema-share",
             min=0,
             max=1,
             help="With --schemas: fraction of requests with a schema.",
@@ -98,12 +91,11 @@ class LoadOptions:
     ] = 0.25
     seed: Annotated[
         int,
-        typer.Option("--seed", help="Random seed of the load.", rich_help_panel=LOAD_PANEL),
+        typer.Option(help="Random seed of the load.", rich_help_panel=LOAD_PANEL),
     ] = 0
     slo_first_token_ms: Annotated[
         float,
         typer.Option(
-            "--slo-first-token-ms",
             help="Target of the time to first token in milliseconds, from the scheduled arrival.",
             rich_help_panel=LOAD_PANEL,
         ),
@@ -111,7 +103,6 @@ class LoadOptions:
     slo_inter_token_ms: Annotated[
         float,
         typer.Option(
-            "--slo-inter-token-ms",
             help="Target of the mean time per token after the first, in milliseconds.",
             rich_help_panel=LOAD_PANEL,
         ),
@@ -119,7 +110,6 @@ class LoadOptions:
     url: Annotated[
         str | None,
         typer.Option(
-            "--url",
             help="Base URL of a running OpenAI-compatible server to measure instead of an engine "
             "in this process.",
             rich_help_panel=LOAD_PANEL,
@@ -128,7 +118,6 @@ class LoadOptions:
     vocab_size: Annotated[
         int,
         typer.Option(
-            "--vocab-size",
             min=2,
             help="With --url: upper bound of the random token ids of prompts.",
             rich_help_panel=LOAD_PANEL,
@@ -152,7 +141,6 @@ def serve(
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            "--tokenizer",
             help="With --shape and --schemas: model directory whose tokenizer is used.",
             exists=True,
             file_okay=False,

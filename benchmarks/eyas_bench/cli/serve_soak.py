@@ -21,13 +21,12 @@ SOAK_SLOTS = 16384
 
 def serve_soak(
     clients: Annotated[
-        int, typer.Option("--clients", min=1, help="Number of concurrent streaming clients.")
+        int, typer.Option(min=1, help="Number of concurrent streaming clients.")
     ] = 64,
-    seconds: Annotated[float, typer.Option("--seconds", help="Duration in seconds.")] = 120.0,
+    seconds: Annotated[float, typer.Option(help="Duration in seconds.")] = 120.0,
     vanish: Annotated[
         float,
         typer.Option(
-            "--vanish",
             min=0,
             max=1,
             help="Fraction of streams that the client closes before the end.",
@@ -35,9 +34,9 @@ def serve_soak(
     ] = 0.2,
     max_growth: Annotated[
         float,
-        typer.Option("--max-growth", help="Maximum growth of memory, as a fraction, that passes."),
+        typer.Option(help="Maximum growth of memory, as a fraction, that passes."),
     ] = 0.05,
-    seed: Annotated[int, typer.Option("--seed", help="Random seed of the requests.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the requests.")] = 0,
     drafter: options.Drafter = "root",
     output: Output = None,
 ) -> None:

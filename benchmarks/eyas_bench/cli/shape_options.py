@@ -38,7 +38,6 @@ class DummyOptions:
     shape: Annotated[
         str | None,
         typer.Option(
-            "--shape",
             help="Sizes of a model to run with random weights instead of --model: llama-3.1-8b, "
             "qwen3-8b or tiny. Without --draft-nodes a chain has all its levels and a tree has 32 "
             "nodes.",
@@ -56,7 +55,6 @@ class DummyOptions:
     quantization: Annotated[
         str | None,
         typer.Option(
-            "--quantization",
             help="Pack the weights of layers, on a CUDA device: fp8 (blocks of 128 x 128), fp8-row (a "
             "scale for each row), mxfp4 (experts alone) or w4a16 (4-bit integers in groups of 128).",
             rich_help_panel=SHAPE_PANEL,
@@ -65,7 +63,6 @@ class DummyOptions:
     synthetic_acceptance: Annotated[
         float | None,
         typer.Option(
-            "--synthetic-acceptance",
             help="Replace the result of verification: yield this many tokens per step on average, "
             "including the token that every step yields.",
             rich_help_panel=SHAPE_PANEL,
@@ -107,7 +104,6 @@ class ShapeOptions(DummyOptions):
     max_model_len: Annotated[
         int | None,
         typer.Option(
-            "--max-model-len",
             help="Context length in tokens. Default: the length of prompt and answer.",
             rich_help_panel=SHAPE_PANEL,
         ),
@@ -115,7 +111,6 @@ class ShapeOptions(DummyOptions):
     max_batch_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-batch-tokens",
             min=1,
             help="Maximum number of tokens in a step. Default: all prompts of the batch; 8192 with "
             "--prefill; 2048 with --interfere.",
@@ -125,7 +120,6 @@ class ShapeOptions(DummyOptions):
     schemas: Annotated[
         Path | None,
         typer.Option(
-            "--schemas",
             help="Measure steps with and without schemas instead: directory of files "
             '{"schema": ..., "tests": [...]}, whose valid instances of up to --max-tokens '
             "(default 448) "
@@ -138,7 +132,6 @@ class ShapeOptions(DummyOptions):
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            "--tokenizer",
             help="With --schemas: model directory whose tokenizer is used.",
             exists=True,
             file_okay=False,
@@ -148,7 +141,6 @@ class ShapeOptions(DummyOptions):
     prefill: Annotated[
         int | None,
         typer.Option(
-            "--prefill",
             min=1,
             help="Measure the time to first token of a prompt of this many tokens instead, such "
             "as 8192.",
@@ -158,7 +150,6 @@ class ShapeOptions(DummyOptions):
     interfere: Annotated[
         int | None,
         typer.Option(
-            "--interfere",
             min=1,
             help="With --prefill: also measure the time between tokens of this many running sequences, "
             "such as 16, while the prompt is stored.",

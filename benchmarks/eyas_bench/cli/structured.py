@@ -22,28 +22,25 @@ def structured(
     model: options.Model = MODEL.path,
     draft_model: Annotated[
         str | None,
-        typer.Option("--draft-model", help="Draft head. Default: the model's own."),
+        typer.Option(help="Draft head. Default: the model's own."),
     ] = None,
     draft_steps: Annotated[
         int,
-        typer.Option(
-            "--draft-steps", min=1, max=15, help="Length in tokens of the chain of fixed size."
-        ),
+        typer.Option(min=1, max=15, help="Length in tokens of the chain of fixed size."),
     ] = 5,
     num_prompts: Annotated[
         int,
         typer.Option(
-            "--num-prompts",
             min=2,
             help="Number of prompts in a group; the groups of forms have at most 36.",
         ),
     ] = 36,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=2, help="Maximum length of an answer in tokens.")
+        int, typer.Option(min=2, help="Maximum length of an answer in tokens.")
     ] = 512,
     repeats: Annotated[
         int,
-        typer.Option("--repeats", min=1, help="Number of measured rounds, after a warm-up round."),
+        typer.Option(min=1, help="Number of measured rounds, after a warm-up round."),
     ] = 7,
     dtype: options.Dtype = options.DtypeChoice.auto,
     device: options.Device = DEVICE.device,

@@ -40,18 +40,17 @@ def tune(
     ] = "auto",
     draft_model: options.DraftModel = None,
     steps: Annotated[
-        str, typer.Option("--steps", help="Numbers of levels to try, separated by commas.")
+        str, typer.Option(help="Numbers of levels to try, separated by commas.")
     ] = "1,3,5",
     topk: Annotated[
         str,
         typer.Option(
-            "--topk", help="Numbers of children per node to try, separated by commas; 1 is a chain."
+            help="Numbers of children per node to try, separated by commas; 1 is a chain."
         ),
     ] = "1,2,4",
     nodes: Annotated[
         str,
         typer.Option(
-            "--nodes",
             help="Numbers of nodes to try, including the root, separated by commas.",
         ),
     ] = "4,8,16",
@@ -69,20 +68,19 @@ def tune(
     prompts_file: Annotated[
         Path | None,
         typer.Option(
-            "--prompts-file",
             help='JSON lines file of prompts: {"prompt": text or token ids}, used without a chat '
             'template, or {"messages": [...]}.',
         ),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=2, help="Maximum length of an answer in tokens.")
+        int, typer.Option(min=2, help="Maximum length of an answer in tokens.")
     ] = 128,
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", help="Sampling temperature; 0 is greedy.")
     ] = 0.0,
     repeats: Annotated[
         int,
-        typer.Option("--repeats", min=1, help="Number of measured rounds, after a warm-up round."),
+        typer.Option(min=1, help="Number of measured rounds, after a warm-up round."),
     ] = 3,
     dtype: options.Dtype = options.DtypeChoice.auto,
     max_model_len: options.MaxModelLen = None,
@@ -90,9 +88,7 @@ def tune(
     threads: options.Threads = None,
     offline: options.Offline = False,
     output: Output = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="PNG file to write heat maps to.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG file to write heat maps to.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Compare draft trees of all given sizes with plain decoding and auto; contestants take turns."""

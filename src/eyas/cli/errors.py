@@ -10,103 +10,56 @@ import sys
 
 from eyas.peers import Refused
 
-OPTION_OF_SETTING = {
+SAME_NAME = frozenset(
+    "model.revision model.dtype model.max_model_len cache.num_slots cache.memory_fraction "
+    "scheduler.max_num_seqs scheduler.max_batch_tokens scheduler.max_step_ms "
+    "scheduler.max_graph_batch scheduler.flights draft.drafter device handover.role parallel.tp "
+    "parallel.ep parallel.dp parallel.exact_across_tp parallel.node_rank reasoning_parser "
+    "tool_call_parser chat_template uds port log_level otlp_traces_endpoint max_body_bytes "
+    "stream_granularity output prompts conversations thinking temperatures max_length "
+    "max_num_seqs generate_seconds shard_mib cache_gib draft_vocab_size intermediate_size "
+    "num_heads num_kv_heads taps ttt_steps loss_decay batch_tokens epochs format demo max_steps "
+    "train_seconds optimizer learning_rate matrix_rate decay dtype stop_after log_every "
+    "eval_every shape synthetic_acceptance tokenizer".split()
+)
+"""Settings whose option has their name."""
+OTHER_NAME = {
     "model.path": "--model",
-    "model.revision": "--revision",
-    "model.dtype": "--dtype",
-    "model.max_model_len": "--max-model-len",
-    "cache.num_slots": "--num-slots",
     "cache.kv_events": "--kv-events-config",
     "cache.dtype": "--kv-cache-dtype",
-    "cache.memory_fraction": "--memory-fraction",
-    "scheduler.max_num_seqs": "--max-num-seqs",
-    "scheduler.max_batch_tokens": "--max-batch-tokens",
-    "scheduler.max_graph_batch": "--max-graph-batch",
-    "scheduler.flights": "--flights",
-    "draft.drafter": "--drafter",
     "draft.model": "--draft-model",
     "draft.steps": "--draft-steps",
     "draft.topk": "--draft-topk",
     "draft.nodes": "--draft-nodes",
     "draft.token_map": "--draft-token-map",
     "device.num_threads": "--threads",
-    "device": "--device",
     "grammar.backend": "--grammar-backend",
     "grammar.compile_seconds": "--grammar-timeout",
     "grammar.cache_bytes": "--grammar-memory",
     "grammar.white_space": "--whitespace-pattern",
     "grammar.any_white_space": "--disable-any-whitespace",
-    "handover.role": "--role",
     "handover.transport": "--kv-transport",
     "handover.host": "--kv-host",
     "handover.port": "--kv-port",
     "handover.hold_seconds": "--kv-hold",
     "handover.timeout_seconds": "--kv-timeout",
-    "parallel.tp": "--tp",
-    "parallel.ep": "--ep",
-    "parallel.dp": "--dp",
     "parallel.dp_attention": "--enable-dp-attention",
-    "parallel.exact_across_tp": "--exact-across-tp",
     "parallel.timeout_seconds": "--dist-timeout",
     "parallel.num_nodes": "--nnodes",
-    "parallel.node_rank": "--node-rank",
     "parallel.address": "--dist-init-addr",
-    "reasoning_parser": "--reasoning-parser",
-    "tool_call_parser": "--tool-call-parser",
-    "chat_template": "--chat-template",
     "max_top_logprobs": "--max-logprobs",
-    "uds": "--uds",
     "api_keys": "--api-key",
-    "port": "--port",
-    "log_level": "--log-level",
-    "otlp_traces_endpoint": "--otlp-traces-endpoint",
     "allowed_hosts": "--allowed-host",
     "cors_origins": "--cors-origin",
     "served_model_names": "--served-model-name",
     "max_queued": "--max-waiting",
-    "max_body_bytes": "--max-body-bytes",
     "response_store_bytes": "--response-store",
-    "stream_granularity": "--stream-granularity",
     "drain_seconds": "--drain-timeout",
     "stall_seconds": "--stall-timeout",
     "start_wait_seconds": "--start-wait",
-    "output": "--output",
-    "prompts": "--prompts",
-    "conversations": "--conversations",
-    "thinking": "--thinking",
-    "temperatures": "--temperatures",
-    "max_length": "--max-length",
-    "max_num_seqs": "--max-num-seqs",
-    "generate_seconds": "--generate-seconds",
     "heldout_share": "--heldout",
-    "shard_mib": "--shard-mib",
-    "cache_gib": "--cache-gib",
-    "draft_vocab_size": "--draft-vocab-size",
-    "intermediate_size": "--intermediate-size",
-    "num_heads": "--num-heads",
-    "num_kv_heads": "--num-kv-heads",
-    "taps": "--taps",
-    "ttt_steps": "--ttt-steps",
-    "loss_decay": "--loss-decay",
-    "batch_tokens": "--batch-tokens",
-    "epochs": "--epochs",
-    "format": "--format",
-    "demo": "--demo",
-    "max_steps": "--max-steps",
-    "train_seconds": "--train-seconds",
-    "optimizer": "--optimizer",
-    "learning_rate": "--learning-rate",
-    "matrix_rate": "--matrix-rate",
-    "decay": "--decay",
-    "dtype": "--dtype",
-    "stop_after": "--stop-after",
-    "log_every": "--log-every",
-    "eval_every": "--eval-every",
-    "shape": "--shape",
-    "synthetic_acceptance": "--synthetic-acceptance",
-    "tokenizer": "--tokenizer",
 }
-"""Name of a setting at the start of an error text -> the option that sets it."""
+"""Setting -> the option that sets it, where its name is another."""
 
 
 class CheckFailed(Exception):
@@ -116,7 +69,9 @@ class CheckFailed(Exception):
 def with_option_name(text: str) -> str:
     """Replace the leading `setting:` of an error text by the option that sets it."""
     setting, colon, rest = text.partition(":")
-    option = OPTION_OF_SETTING.get(setting) or _option_of_sampling_field(setting)
+    option = OTHER_NAME.get(setting)
+    if setting in SAME_NAME or _is_sampling_field(setting):
+        option = "--" + setting.rpartition(".")[2].replace("_", "-")
     return f"{option}:{rest}" if colon and option else text
 
 
@@ -152,12 +107,10 @@ def _report_all(refused: Refused) -> None:
         print(f"command without them: {refused.instead}", file=sys.stderr)
 
 
-def _option_of_sampling_field(name: str) -> str | None:
-    """Return the option of a field of `SamplingParams`; None for any other name."""
+def _is_sampling_field(name: str) -> bool:
     from eyas.core import SamplingParams
 
-    is_field = name in SamplingParams.__struct_fields__
-    return "--" + name.replace("_", "-") if is_field else None
+    return name in SamplingParams.__struct_fields__
 
 
 def _line(error: Exception) -> str:

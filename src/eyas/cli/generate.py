@@ -43,21 +43,17 @@ class SamplingOptions:
     top_p: Annotated[
         float | None,
         sampling_option(
-            "--top-p",
             help="Sample from the fewest tokens whose probabilities sum to this; 1 is off. "
             f"{_DEFAULT}",
         ),
     ] = None
     top_k: Annotated[
         int | None,
-        sampling_option(
-            "--top-k", help=f"Sample from this many most likely tokens; 0 is off. {_DEFAULT}"
-        ),
+        sampling_option(help=f"Sample from this many most likely tokens; 0 is off. {_DEFAULT}"),
     ] = None
     min_p: Annotated[
         float | None,
         sampling_option(
-            "--min-p",
             help="Minimum probability of a token, relative to the most likely one; 0 is off. "
             f"{_DEFAULT}",
         ),
@@ -65,27 +61,22 @@ class SamplingOptions:
     repetition_penalty: Annotated[
         float | None,
         sampling_option(
-            "--repetition-penalty",
             help=f"Penalty factor of tokens in prompt and answer; 1 is off. {_DEFAULT}",
         ),
     ] = None
     frequency_penalty: Annotated[
         float | None,
         sampling_option(
-            "--frequency-penalty",
             help="Penalty for each occurrence of a token in the answer; 0 is off.",
         ),
     ] = None
     presence_penalty: Annotated[
         float | None,
-        sampling_option(
-            "--presence-penalty", help="Penalty of tokens that occur in the answer; 0 is off."
-        ),
+        sampling_option(help="Penalty of tokens that occur in the answer; 0 is off."),
     ] = None
     seed: Annotated[
         int | None,
         sampling_option(
-            "--seed",
             help="Random seed; with it the answer is the same on every run and with every drafter.",
         ),
     ] = None
@@ -95,18 +86,15 @@ class SamplingOptions:
     ] = None
     stop: Annotated[
         list[str] | None,
-        sampling_option(
-            "--stop", help="String that ends the answer. Repeat it for several strings."
-        ),
+        sampling_option(help="String that ends the answer. Repeat it for several strings."),
     ] = None
     min_tokens: Annotated[
         int | None,
-        sampling_option("--min-tokens", help="Minimum length of an answer in tokens."),
+        sampling_option(help="Minimum length of an answer in tokens."),
     ] = None
     logprobs: Annotated[
         int | None,
         sampling_option(
-            "--logprobs",
             help="With --json: log-probabilities of each token and of this many most likely tokens.",
         ),
     ] = None
@@ -139,7 +127,6 @@ def generate(
     prompts_file: Annotated[
         Path | None,
         typer.Option(
-            "--prompts-file",
             help='JSON lines file of prompts: {"prompt": text or token ids} or {"messages": [...], '
             '"tools": [...]}, each optionally with its own sampling parameters.',
         ),
@@ -152,9 +139,7 @@ def generate(
             "Default: --chat if the model has a template.",
         ),
     ] = None,
-    system: Annotated[
-        str | None, typer.Option("--system", help="System message before the prompt.")
-    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message before the prompt.")] = None,
     think: options.Think = None,
     sampling: SamplingOptions,
     as_json: Annotated[

@@ -41,7 +41,6 @@ class HandoverOptions:
     role: Annotated[
         RoleChoice,
         handover_option(
-            "--role",
             help="What the server does with prompts: prefill computes them and holds them for other "
             "servers, decode reads them from there, as a router says in kv_transfer_params or "
             "bootstrap_room.",
@@ -50,7 +49,6 @@ class HandoverOptions:
     kv_transport: Annotated[
         TransportChoice,
         handover_option(
-            "--kv-transport",
             help="How keys and values move between the servers: tcp, or nixl, which needs the extra "
             "'nixl'.",
         ),
@@ -58,7 +56,6 @@ class HandoverOptions:
     kv_host: Annotated[
         str,
         handover_option(
-            "--kv-host",
             help="Address at which decode servers reach this prefill server. The connection is not "
             "encrypted: use a network of your own.",
         ),
@@ -66,14 +63,12 @@ class HandoverOptions:
     kv_port: Annotated[
         int,
         handover_option(
-            "--kv-port",
             help="Port at which decode servers reach this prefill server; 0 chooses a free port.",
         ),
     ] = DEFAULTS.port
     kv_peer: Annotated[
         list[str] | None,
         handover_option(
-            "--kv-peer",
             help="Host of a prefill server that this decode server may read from, written as its "
             "--kv-host. Repeat it for several. Default: 127.0.0.1.",
         ),
@@ -81,7 +76,6 @@ class HandoverOptions:
     kv_hold: Annotated[
         float,
         handover_option(
-            "--kv-hold",
             help="Time that a prefill server holds a prompt for a decode server, and that a decode "
             "server waits for a prompt that a router has named (bootstrap_room), in seconds.",
         ),
@@ -89,7 +83,6 @@ class HandoverOptions:
     kv_timeout: Annotated[
         float,
         handover_option(
-            "--kv-timeout",
             help="Time limit for moving the keys and values of one prompt, in seconds.",
         ),
     ] = DEFAULTS.timeout_seconds

@@ -58,7 +58,6 @@ Model = Annotated[
 Revision = Annotated[
     str | None,
     model_option(
-        "--revision",
         help="Branch, tag or commit of the model on the hub. Default: the main branch.",
     ),
 ]
@@ -71,7 +70,6 @@ Offline = Annotated[
 Dtype = Annotated[
     DtypeChoice,
     model_option(
-        "--dtype",
         help="Number format of weights and cache. auto is bfloat16 where the device supports it in "
         "hardware, else float32.",
         metavar="<auto|bfloat16|float16|float32>",
@@ -80,7 +78,6 @@ Dtype = Annotated[
 MaxModelLen = Annotated[
     int | None,
     model_option(
-        "--max-model-len",
         help="Context length: maximum number of tokens of prompt and answer together. Default: the "
         "model's own.",
     ),
@@ -98,14 +95,11 @@ Drafter = Annotated[
 ]
 DraftModel = Annotated[
     str | None,
-    draft_option(
-        "--draft-model", help="Draft model or draft head: 'builtin', a directory, or a hub name."
-    ),
+    draft_option(help="Draft model or draft head: 'builtin', a directory, or a hub name."),
 ]
 DraftSteps = Annotated[
     str,
     draft_option(
-        "--draft-steps",
         metavar="<int>|auto",
         help="Depth of a draft tree: number of forward passes of the drafter in a step, as in SGLang. "
         "auto is 5, or up to 8 with --draft-nodes auto.",
@@ -114,14 +108,12 @@ DraftSteps = Annotated[
 DraftTopk = Annotated[
     int,
     draft_option(
-        "--draft-topk",
         help="Number of candidates that each node of a draft tree proposes; 1 drafts a chain.",
     ),
 ]
 DraftNodes = Annotated[
     str,
     draft_option(
-        "--draft-nodes",
         metavar="<int>|auto",
         help="Number of tree nodes that the model verifies in a step, including the root (the last "
         "known token). auto chooses it for every batch by measured cost; it may be 1, which drafts "
@@ -131,19 +123,16 @@ DraftNodes = Annotated[
 DraftTokenMap = Annotated[
     str | None,
     draft_option(
-        "--draft-token-map",
         help="File with the token ids that an EAGLE-2 head may propose (FR-Spec); .pt or .json.",
     ),
 ]
 Device = Annotated[
     str,
-    resource_option("--device", help="Device to run on: auto, cpu, cuda or cuda:N."),
+    resource_option(help="Device to run on: auto, cpu, cuda or cuda:N."),
 ]
 Threads = Annotated[
     int | None,
-    resource_option(
-        "--threads", help="Number of CPU threads. Default: the number of physical cores minus one."
-    ),
+    resource_option(help="Number of CPU threads. Default: the number of physical cores minus one."),
 ]
 Exact = Annotated[
     bool,
@@ -156,7 +145,6 @@ Exact = Annotated[
 KVCacheDtype = Annotated[
     str,
     resource_option(
-        "--kv-cache-dtype",
         help="Number format of cached keys and values. auto is that of --dtype; fp8_e4m3 (or fp8) "
         "holds twice as many tokens as 16 bits, with the scales of the checkpoint, or 1.",
         metavar="<format>",
@@ -165,7 +153,6 @@ KVCacheDtype = Annotated[
 NumSlots = Annotated[
     int | None,
     resource_option(
-        "--num-slots",
         help="Capacity of the key/value cache in tokens; with --dp, of each rank. Default: what "
         "--memory-fraction allows.",
     ),
@@ -173,14 +160,12 @@ NumSlots = Annotated[
 MemoryFraction = Annotated[
     float,
     resource_option(
-        "--memory-fraction",
         help="Fraction of the device's memory to use for weights and cache, 0.05 to 0.98.",
     ),
 ]
 MaxNumSeqs = Annotated[
     str,
     resource_option(
-        "--max-num-seqs",
         help="Maximum number of sequences in a step. auto is 64 on a CPU, and on a GPU up to 512, as "
         "memory allows.",
     ),
@@ -188,7 +173,6 @@ MaxNumSeqs = Annotated[
 MaxBatchTokens = Annotated[
     str,
     resource_option(
-        "--max-batch-tokens",
         help="Maximum number of tokens in a step, prompt chunks and draft trees together. auto is 512 "
         "on a CPU, 2048 on a GPU.",
     ),
@@ -196,7 +180,6 @@ MaxBatchTokens = Annotated[
 MaxStepMs = Annotated[
     str,
     resource_option(
-        "--max-step-ms",
         help="Milliseconds that a step may take while sequences decode: prompt chunks are made smaller "
         "accordingly. auto is 50 on a GPU, no limit on a CPU.",
     ),
@@ -204,7 +187,6 @@ MaxStepMs = Annotated[
 MaxGraphBatch = Annotated[
     int | None,
     resource_option(
-        "--max-graph-batch",
         help="On a GPU: maximum number of sequences of a step that runs as CUDA graphs; 0 disables "
         "CUDA graphs. Default: no limit.",
     ),
@@ -219,7 +201,6 @@ NoPrefixCache = Annotated[
 KVEvents = Annotated[
     str | None,
     resource_option(
-        "--kv-events-config",
         metavar="<json>",
         help="Publish which prefixes are cached, for routers, as vLLM does: a JSON object such as "
         '\'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}\'.',
@@ -228,7 +209,6 @@ KVEvents = Annotated[
 Flights = Annotated[
     str,
     resource_option(
-        "--flights",
         help="Number of steps that may still run when the next one is launched: auto, 0 or 1.",
     ),
 ]
@@ -282,25 +262,21 @@ ExactAcrossTp = Annotated[
 DistTimeout = Annotated[
     float,
     parallel_option(
-        "--dist-timeout",
         help="Time that a rank may take for its part of an exchange, in seconds, before the engine "
         "counts as failed.",
     ),
 ]
 Nnodes = Annotated[
     int,
-    parallel_option("--nnodes", help="Number of machines that the ranks are divided among."),
+    parallel_option(help="Number of machines that the ranks are divided among."),
 ]
 NodeRank = Annotated[
     int,
-    parallel_option(
-        "--node-rank", help="Number of this machine, from 0; the one with number 0 serves."
-    ),
+    parallel_option(help="Number of this machine, from 0; the one with number 0 serves."),
 ]
 DistInitAddr = Annotated[
     str | None,
     parallel_option(
-        "--dist-init-addr",
         metavar="<host:port>",
         help="Address of machine 0 at which the ranks meet; needed with several machines.",
     ),
@@ -317,7 +293,6 @@ Think = Annotated[
 MaxTokens = Annotated[
     int | None,
     sampling_option(
-        "--max-tokens",
         help="Maximum length of an answer in tokens. Default: the rest of the context.",
     ),
 ]
@@ -371,19 +346,17 @@ class GrammarOptions:
     grammar_backend: Annotated[
         GrammarChoice,
         grammar_option(
-            "--grammar-backend",
             help="Library that enforces schemas, patterns and grammars. xgrammar must be installed "
             "separately, with the extra of that name.",
         ),
     ] = GrammarChoice.llguidance
     grammar_timeout: Annotated[
         float,
-        grammar_option("--grammar-timeout", help="Maximum time to compile a grammar, in seconds."),
+        grammar_option(help="Maximum time to compile a grammar, in seconds."),
     ] = GRAMMAR.compile_seconds
     grammar_memory: Annotated[
         int,
         grammar_option(
-            "--grammar-memory",
             help="Maximum memory of compiled grammars and their caches, in MiB. Unused grammars are "
             "evicted first.",
         ),

@@ -7,17 +7,32 @@ not here: `eyas.cli.command_line` removes them before.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from eyas.peers.translate import DEFAULT_NODES, DEFAULT_STEPS, DEFAULT_TOPK
+from eyas.peers.translate import (
+    DEFAULT_NODES,
+    DEFAULT_STEPS,
+    DEFAULT_TOPK,
+    SETTING,
+    option_of,
+)
 
 PANEL = "Options of SGLang and vLLM"
 
 
 def _option(*names: str, help: str, **more: Any) -> Any:  # noqa: A002
     return typer.Option(*names, help=help, rich_help_panel=PANEL, show_default=False, **more)
+
+
+def _other_name(engine: str, name: str, rest: str = "") -> Any:
+    """Return an option that is another name of one of eyas. rest: of the help text."""
+    return _option(option_of(name), help=f"{engine}: {option_of(SETTING[name])}{rest}.")
+
+
+_sglang, _vllm = partial(_other_name, "SGLang"), partial(_other_name, "vLLM")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +43,7 @@ class PeerOptions:
         str | None,
         typer.Argument(metavar="[MODEL]", help="Same as --model.", show_default=False),
     ] = None
-    model_path: Annotated[str | None, _option("--model-path", help="SGLang: --model.")] = None
+    model_path: Annotated[str | None, _sglang("model_path")] = None
     speculative_algorithm: Annotated[
         str | None,
         _option(
@@ -77,78 +92,42 @@ class PeerOptions:
             "tokens.",
         ),
     ] = None
-    context_length: Annotated[
-        int | None, _option("--context-length", help="SGLang: --max-model-len.")
-    ] = None
-    mem_fraction_static: Annotated[
-        float | None, _option("--mem-fraction-static", help="SGLang: --memory-fraction.")
-    ] = None
-    gpu_memory_utilization: Annotated[
-        float | None, _option("--gpu-memory-utilization", help="vLLM: --memory-fraction.")
-    ] = None
-    max_running_requests: Annotated[
-        int | None, _option("--max-running-requests", help="SGLang: --max-num-seqs.")
-    ] = None
-    max_total_tokens: Annotated[
-        int | None, _option("--max-total-tokens", help="SGLang: --num-slots.")
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None, _option("--max-num-batched-tokens", help="vLLM: --max-batch-tokens.")
-    ] = None
-    disable_radix_cache: Annotated[
-        bool | None, _option("--disable-radix-cache", help="SGLang: --no-prefix-cache.")
-    ] = None
+    context_length: Annotated[int | None, _sglang("context_length")] = None
+    mem_fraction_static: Annotated[float | None, _sglang("mem_fraction_static")] = None
+    gpu_memory_utilization: Annotated[float | None, _vllm("gpu_memory_utilization")] = None
+    max_running_requests: Annotated[int | None, _sglang("max_running_requests")] = None
+    max_total_tokens: Annotated[int | None, _sglang("max_total_tokens")] = None
+    max_num_batched_tokens: Annotated[int | None, _vllm("max_num_batched_tokens")] = None
+    disable_radix_cache: Annotated[bool | None, _sglang("disable_radix_cache")] = None
     enable_prefix_caching: Annotated[
         bool | None,
         _option(
             "--enable-prefix-caching", help="vLLM: the default; --no-prefix-cache disables it."
         ),
     ] = None
-    no_enable_prefix_caching: Annotated[
-        bool | None, _option("--no-enable-prefix-caching", help="vLLM: --no-prefix-cache.")
-    ] = None
+    no_enable_prefix_caching: Annotated[bool | None, _vllm("no_enable_prefix_caching")] = None
     constrained_json_whitespace_pattern: Annotated[
-        str | None,
-        _option("--constrained-json-whitespace-pattern", help="SGLang: --whitespace-pattern."),
+        str | None, _sglang("constrained_json_whitespace_pattern")
     ] = None
     constrained_json_disable_any_whitespace: Annotated[
-        bool | None,
-        _option(
-            "--constrained-json-disable-any-whitespace", help="SGLang: --disable-any-whitespace."
-        ),
+        bool | None, _sglang("constrained_json_disable_any_whitespace")
     ] = None
     chunked_prefill_size: Annotated[
-        int | None,
-        _option(
-            "--chunked-prefill-size",
-            help="SGLang: --max-batch-tokens, which includes draft trees.",
-        ),
+        int | None, _sglang("chunked_prefill_size", ", which includes draft trees")
     ] = None
-    max_queued_requests: Annotated[
-        int | None, _option("--max-queued-requests", help="SGLang: --max-waiting.")
-    ] = None
-    shutdown_timeout: Annotated[
-        float | None, _option("--shutdown-timeout", help="vLLM: --drain-timeout.")
-    ] = None
-    cuda_graph_max_bs: Annotated[
-        int | None, _option("--cuda-graph-max-bs", help="SGLang: --max-graph-batch.")
-    ] = None
-    disable_cuda_graph: Annotated[
-        bool | None, _option("--disable-cuda-graph", help="SGLang: --max-graph-batch 0.")
-    ] = None
-    enforce_eager: Annotated[
-        bool | None, _option("--enforce-eager", help="vLLM: --max-graph-batch 0.")
-    ] = None
-    disable_overlap_schedule: Annotated[
-        bool | None, _option("--disable-overlap-schedule", help="SGLang: --flights 0.")
-    ] = None
-    no_async_scheduling: Annotated[
-        bool | None, _option("--no-async-scheduling", help="vLLM: --flights 0.")
-    ] = None
+    max_queued_requests: Annotated[int | None, _sglang("max_queued_requests")] = None
+    shutdown_timeout: Annotated[float | None, _vllm("shutdown_timeout")] = None
+    cuda_graph_max_bs: Annotated[int | None, _sglang("cuda_graph_max_bs")] = None
+    disable_cuda_graph: Annotated[bool | None, _sglang("disable_cuda_graph", " 0")] = None
+    enforce_eager: Annotated[bool | None, _vllm("enforce_eager", " 0")] = None
+    disable_overlap_schedule: Annotated[bool | None, _sglang("disable_overlap_schedule", " 0")] = (
+        None
+    )
+    no_async_scheduling: Annotated[bool | None, _vllm("no_async_scheduling", " 0")] = None
     enable_expert_parallel: Annotated[
         bool | None,
         _option("--enable-expert-parallel", help="vLLM: --ep with the number of --tp or --dp."),
     ] = None
     enable_deterministic_inference: Annotated[
-        bool | None, _option("--enable-deterministic-inference", help="SGLang: --exact.")
+        bool | None, _sglang("enable_deterministic_inference")
     ] = None

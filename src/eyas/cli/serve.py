@@ -58,7 +58,6 @@ def serve(
     config: Annotated[
         str | None,
         typer.Option(
-            "--config",
             metavar="<file>",
             help="YAML file with options by name, such as 'port: 8000'. The command line takes "
             "precedence.",
@@ -68,7 +67,6 @@ def serve(
     chat_template: Annotated[
         str | None,
         model_option(
-            "--chat-template",
             metavar="<file>",
             help="Chat template to use instead of the model's: a Jinja file, or the template's text.",
         ),
@@ -80,7 +78,6 @@ def serve(
     reasoning_parser: Annotated[
         str | None,
         grammar_option(
-            "--reasoning-parser",
             help="Format of the model's reasoning, by the names of SGLang and vLLM (qwen3, "
             "deepseek-r1, glm45, gpt-oss, ...). Default: detected from the model's files.",
         ),
@@ -88,7 +85,6 @@ def serve(
     tool_call_parser: Annotated[
         str | None,
         grammar_option(
-            "--tool-call-parser",
             help="Format of the model's tool calls, by the names of SGLang and vLLM (qwen25, hermes, "
             "llama3_json, deepseekv3, glm45, gpt-oss, ...). Default: detected from the model's files.",
         ),

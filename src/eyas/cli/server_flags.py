@@ -64,19 +64,17 @@ class ServerFlags:
     served_model_name: Annotated[
         list[str] | None,
         server_option(
-            "--served-model-name",
             help="Model name in the API. Repeat it for several names. Default: the value of --model.",
         ),
     ] = None
-    host: Annotated[str, server_option("--host", help="Address to listen on.")] = "127.0.0.1"
+    host: Annotated[str, server_option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[
         int,
-        server_option("--port", help="Port to listen on; 0 chooses a free port."),
+        server_option(help="Port to listen on; 0 chooses a free port."),
     ] = 8000
     uds: Annotated[
         str | None,
         server_option(
-            "--uds",
             metavar="<path>",
             help="Listen on a Unix socket at this path, which only this user can open, instead of a "
             "port.",
@@ -85,14 +83,13 @@ class ServerFlags:
     api_key: Annotated[
         list[str] | None,
         server_option(
-            "--api-key",
             help="API key that requests must send. Repeat it for several keys. Other users of this "
             "machine can read it in the process list: prefer --api-key-file.",
         ),
     ] = None
     api_key_file: Annotated[
         Path | None,
-        server_option("--api-key-file", help="File with API keys, one per line."),
+        server_option(help="File with API keys, one per line."),
     ] = None
     allow_no_key: Annotated[
         bool,
@@ -104,7 +101,6 @@ class ServerFlags:
     allowed_host: Annotated[
         list[str] | None,
         server_option(
-            "--allowed-host",
             help="Another host name to accept in the Host header of requests without an API key; '*' "
             "accepts all. localhost, IP addresses and this machine's name are always accepted. Repeat "
             "it for several names.",
@@ -113,7 +109,6 @@ class ServerFlags:
     cors_origin: Annotated[
         list[str] | None,
         server_option(
-            "--cors-origin",
             help="Origin of web pages that may use the API, such as http://localhost:3000; '*' allows "
             "all. Repeat it for several origins.",
         ),
@@ -121,14 +116,12 @@ class ServerFlags:
     max_body_bytes: Annotated[
         int,
         server_option(
-            "--max-body-bytes",
             help="Maximum size of a request body in bytes; larger requests get status 413.",
         ),
     ] = 8 * 1024 * 1024
     response_store: Annotated[
         int,
         server_option(
-            "--response-store",
             min=0,
             max=2**20,
             help="MiB of memory for the responses of /v1/responses that can be read and continued; 0 "
@@ -138,7 +131,6 @@ class ServerFlags:
     stream_granularity: Annotated[
         StreamGranularity,
         server_option(
-            "--stream-granularity",
             help="How streams are cut into events: one per step, or one per token, so that the number "
             "of events does not tell how many drafted tokens were accepted. A request may choose.",
         ),
@@ -146,7 +138,6 @@ class ServerFlags:
     max_logprobs: Annotated[
         int,
         server_option(
-            "--max-logprobs",
             help="Maximum number of alternatives per token whose log-probabilities a request may ask "
             f"for, 0 to {MAX_LOGPROBS}.",
         ),
@@ -154,14 +145,12 @@ class ServerFlags:
     drain_timeout: Annotated[
         float,
         server_option(
-            "--drain-timeout",
             help="Time that running answers get to finish after SIGTERM, in seconds.",
         ),
     ] = 30.0
     start_wait: Annotated[
         float,
         server_option(
-            "--start-wait",
             help="Time that a request waits while the model is loaded for the first time, in seconds, "
             "before it gets status 503; 0 refuses it immediately.",
         ),
@@ -169,7 +158,6 @@ class ServerFlags:
     stall_timeout: Annotated[
         float,
         server_option(
-            "--stall-timeout",
             help="Time without an engine step while there are requests, in seconds, after which /ready "
             "and new requests get status 503. Must be longer than the longest step.",
         ),
@@ -185,19 +173,16 @@ class ServerFlags:
             help="Exit with status 1 when the engine process dies, instead of restarting it.",
         ),
     ] = False
-    log_level: Annotated[
-        LogLevel, typer.Option("--log-level", help="Least severe messages to log.")
-    ] = LogLevel.info
+    log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = (
+        LogLevel.info
+    )
     log_format: Annotated[
         LogFormat,
-        typer.Option(
-            "--log-format", help="Format of log lines: text, or one JSON object per line."
-        ),
+        typer.Option(help="Format of log lines: text, or one JSON object per line."),
     ] = LogFormat.text
     metrics_names: Annotated[
         MetricsNames,
         server_option(
-            "--metrics-names",
             help="Metric names at /metrics: eyas_... alone, or in addition the names that dashboards "
             "and routers for vLLM or SGLang read.",
         ),
@@ -205,7 +190,6 @@ class ServerFlags:
     otlp_traces_endpoint: Annotated[
         str | None,
         server_option(
-            "--otlp-traces-endpoint",
             metavar="<url>",
             help="OpenTelemetry collector that gets a span of each request, without its content: OTLP "
             "over HTTP, such as http://localhost:4318. Needs the extra 'otel'.",
@@ -214,7 +198,6 @@ class ServerFlags:
     max_waiting: Annotated[
         int,
         server_option(
-            "--max-waiting",
             min=0,
             max=1_000_000,
             help="Maximum number of answers in the queue; beyond it new requests get status 429.",

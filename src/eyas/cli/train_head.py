@@ -24,7 +24,6 @@ class TrainingOptions:
     format: Annotated[
         str | None,
         typer.Option(
-            "--format",
             help="Kind of head: eagle3.1, which needs SGLang or vLLM of mid-2026 or newer, or eagle3, "
             "which older releases and SafeAILab's code run as well. Default: eagle3.1.",
         ),
@@ -32,7 +31,6 @@ class TrainingOptions:
     prompts: Annotated[
         str | None,
         typer.Option(
-            "--prompts",
             help="Prompts that the target answers: a JSON lines file with 'messages' or 'prompt' "
             "in each line, or builtin:N for the first N built-in prompts.",
         ),
@@ -40,14 +38,12 @@ class TrainingOptions:
     conversations: Annotated[
         str | None,
         typer.Option(
-            "--conversations",
-            help="Conversations with answers to train on as they are: a JSON lines file, or builtin:N.",
+            help="Conversations with answers to train on as they are: a JSON lines file, or builtin:N."
         ),
     ] = None
     thinking: Annotated[
         str | None,
         typer.Option(
-            "--thinking",
             help="Reasoning in the target's answers: as-given (by the prompt), on, off or both. "
             "Default: as-given.",
         ),
@@ -55,39 +51,26 @@ class TrainingOptions:
     temperatures: Annotated[
         str | None,
         typer.Option(
-            "--temperatures",
-            help="Temperatures of the target's answers, used in turn. Default: 0,0.7,1.0.",
+            help="Temperatures of the target's answers, used in turn. Default: 0,0.7,1.0."
         ),
     ] = None
     max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            help="Maximum length of an answer in tokens. Default: 1024.",
-            min=1,
-        ),
+        int | None, typer.Option(help="Maximum length of an answer in tokens. Default: 1024.")
     ] = None
     max_length: Annotated[
         int | None,
         typer.Option(
-            "--max-length",
             help="Maximum length of a training text in tokens, prompt included. Default: the target's "
             "context length.",
-            min=8,
         ),
     ] = None
     max_num_seqs: Annotated[
         int | None,
-        typer.Option(
-            "--max-num-seqs",
-            help="Maximum number of answers generated at a time. Default: 256.",
-            min=1,
-        ),
+        typer.Option(help="Maximum number of answers generated at a time. Default: 256."),
     ] = None
     generate_seconds: Annotated[
         float | None,
         typer.Option(
-            "--generate-seconds",
             help="Time to generate answers, in seconds; training then uses the answers so far. "
             "Default: no limit.",
         ),
@@ -109,50 +92,34 @@ class TrainingOptions:
     ] = None
     shard_mib: Annotated[
         int | None,
-        typer.Option(
-            "--shard-mib",
-            help="Size of a file of stored hidden states, in MiB. Default: 256.",
-            min=1,
-        ),
+        typer.Option(help="Size of a file of stored hidden states, in MiB. Default: 256."),
     ] = None
     cache_gib: Annotated[
         float | None,
         typer.Option(
-            "--cache-gib",
-            help="Memory to cache stored hidden states in, in GiB. Default: by free memory.",
+            help="Memory to cache stored hidden states in, in GiB. Default: by free memory."
         ),
     ] = None
     draft_vocab_size: Annotated[
         int | None,
         typer.Option(
-            "--draft-vocab-size",
             help="Number of tokens that the head can propose. Default: 32000, or the target's "
             "vocabulary if that is smaller; 2048 for builtin.",
-            min=1,
         ),
     ] = None
     intermediate_size: Annotated[
         int | None,
-        typer.Option(
-            "--intermediate-size",
-            help="Width of the head's feed-forward block. Default: the target's.",
-            min=1,
-        ),
+        typer.Option(help="Width of the head's feed-forward block. Default: the target's."),
     ] = None
     num_heads: Annotated[
-        int | None,
-        typer.Option("--num-heads", help="Number of query heads. Default: the target's.", min=1),
+        int | None, typer.Option(help="Number of query heads. Default: the target's.")
     ] = None
     num_kv_heads: Annotated[
-        int | None,
-        typer.Option(
-            "--num-kv-heads", help="Number of key/value heads. Default: the target's.", min=1
-        ),
+        int | None, typer.Option(help="Number of key/value heads. Default: the target's.")
     ] = None
     taps: Annotated[
         str | None,
         typer.Option(
-            "--taps",
             help="Hidden states that the head reads, each the number of layers before it, such as "
             "2,18,33. Default: EAGLE-3's.",
         ),
@@ -160,81 +127,57 @@ class TrainingOptions:
     ttt_steps: Annotated[
         int | None,
         typer.Option(
-            "--ttt-steps",
-            help="Number of draft levels that are trained (training-time test). Default: 7.",
-            min=1,
+            help="Number of draft levels that are trained (training-time test). Default: 7."
         ),
     ] = None
     loss_decay: Annotated[
         float | None,
-        typer.Option(
-            "--loss-decay",
-            help="Factor of a level's loss relative to the level before. Default: 0.8.",
-        ),
+        typer.Option(help="Factor of a level's loss relative to the level before. Default: 0.8."),
     ] = None
     batch_tokens: Annotated[
         int | None,
         typer.Option(
-            "--batch-tokens",
-            help="Tokens in a training step, padding included. Default: 8192; 65536 for builtin.",
-            min=16,
+            help="Tokens in a training step, padding included. Default: 8192; 65536 for builtin."
         ),
     ] = None
     epochs: Annotated[
-        float | None,
-        typer.Option("--epochs", help="Passes over the training texts. Default: 10."),
+        float | None, typer.Option(help="Passes over the training texts. Default: 10.")
     ] = None
     train_seconds: Annotated[
-        float | None,
-        typer.Option("--train-seconds", help="Training time in seconds, instead of --epochs."),
+        float | None, typer.Option(help="Training time in seconds, instead of --epochs.")
     ] = None
     max_steps: Annotated[
-        int | None,
-        typer.Option(
-            "--max-steps", help="Maximum number of training steps. Default: no limit.", min=1
-        ),
+        int | None, typer.Option(help="Maximum number of training steps. Default: no limit.")
     ] = None
     optimizer: Annotated[
         str | None,
         typer.Option(
-            "--optimizer",
             help="muon (Muon for matrices, AdamW for the rest), or adamw as in the EAGLE papers. "
             "Default: muon.",
         ),
     ] = None
     learning_rate: Annotated[
         float | None,
-        typer.Option(
-            "--learning-rate",
-            help="Peak learning rate of AdamW. Default: 1e-4; 2e-3 for builtin.",
-        ),
+        typer.Option(help="Peak learning rate of AdamW. Default: 1e-4; 2e-3 for builtin."),
     ] = None
     matrix_rate: Annotated[
-        float | None,
-        typer.Option(
-            "--matrix-rate",
-            help="Peak learning rate of Muon. Default: 0.02.",
-        ),
+        float | None, typer.Option(help="Peak learning rate of Muon. Default: 0.02.")
     ] = None
     decay: Annotated[
         str | None,
-        typer.Option(
-            "--decay",
-            help="Decay of the learning rates: cosine or linear. Default: cosine.",
-        ),
+        typer.Option(help="Decay of the learning rates: cosine or linear. Default: cosine."),
     ] = None
     seed: Annotated[
         int | None,
         typer.Option(
-            "--seed",
-            help="Seed of the answers, the initial weights and the order of texts. Default: 0.",
+            help="Seed of the answers, the initial weights and the order of texts. Default: 0."
         ),
     ] = None
     device: Annotated[
-        str | None, typer.Option("--device", help="Device: auto, cuda or cpu. Default: auto.")
+        str | None, typer.Option(help="Device: auto, cuda or cpu. Default: auto.")
     ] = None
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="Number format of the target. Default: auto.")
+        str | None, typer.Option(help="Number format of the target. Default: auto.")
     ] = None
     compile: Annotated[
         bool | None,
@@ -252,26 +195,15 @@ class TrainingOptions:
     stop_after: Annotated[
         float | None,
         typer.Option(
-            "--stop-after",
             help="Stop the command after this time in seconds; the same command continues the run. "
             "Default: no limit.",
         ),
     ] = None
-    log_every: Annotated[
-        int | None,
-        typer.Option(
-            "--log-every",
-            help="Steps between log lines. Default: 50.",
-            min=1,
-        ),
-    ] = None
+    log_every: Annotated[int | None, typer.Option(help="Steps between log lines. Default: 50.")] = (
+        None
+    )
     eval_every: Annotated[
-        int | None,
-        typer.Option(
-            "--eval-every",
-            help="Steps between evaluations on held-out texts. Default: 500.",
-            min=1,
-        ),
+        int | None, typer.Option(help="Steps between evaluations on held-out texts. Default: 500.")
     ] = None
     evaluate: Annotated[
         bool | None,
@@ -322,7 +254,7 @@ def head(
     settings = {
         **vars(training),
         "temperatures": _numbers(training.temperatures, "temperatures"),
-        "taps": _whole_numbers(training.taps, "taps"),
+        "taps": _whole_numbers(training.taps),
     }
     if training.format is not None:
         settings["format"] = training.format.lower().replace("-", "")
@@ -350,10 +282,10 @@ def _numbers(text: str | None, name: str) -> tuple[float, ...] | None:
         raise ValueError(f"{name}: {text!r} is not a list of numbers, such as 0,0.7,1.0") from None
 
 
-def _whole_numbers(text: str | None, name: str) -> tuple[int, ...] | None:
-    values = _numbers(text, name)
+def _whole_numbers(text: str | None) -> tuple[int, ...] | None:
+    values = _numbers(text, "taps")
     if values is None:
         return None
     if any(value != int(value) for value in values):
-        raise ValueError(f"{name}: {text!r} must be whole numbers")
+        raise ValueError(f"taps: {text!r} must be whole numbers")
     return tuple(int(value) for value in values)

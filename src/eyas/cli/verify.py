@@ -33,30 +33,25 @@ def verify(
     ] = MODEL.path,
     head: Annotated[
         str | None,
-        typer.Option("--head", help="EAGLE or MTP head to check: a directory or a hub name."),
+        typer.Option(help="EAGLE or MTP head to check: a directory or a hub name."),
     ] = None,
     draft_model: options.DraftModel = None,
     draft_steps: options.DraftSteps = str(DRAFT.steps),
     draft_topk: options.DraftTopk = DRAFT.topk,
     draft_nodes: Annotated[
         int,
-        typer.Option(
-            "--draft-nodes", help="Number of nodes of the largest draft tree, including the root."
-        ),
+        typer.Option(help="Number of nodes of the largest draft tree, including the root."),
     ] = DRAFT.max_nodes,
     prompts_file: Annotated[
         Path | None,
         typer.Option(
-            "--prompts-file",
             help='JSON lines file of prompts: {"prompt": text or token ids}, used without a chat '
             'template, or {"messages": [...]}. Default: a few short built-in tasks.',
         ),
     ] = None,
-    num_prompts: Annotated[
-        int, typer.Option("--num-prompts", min=1, max=64, help="Number of prompts to use.")
-    ] = 4,
+    num_prompts: Annotated[int, typer.Option(min=1, max=64, help="Number of prompts to use.")] = 4,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=2, help="Maximum length of an answer in tokens.")
+        int, typer.Option(min=2, help="Maximum length of an answer in tokens.")
     ] = 64,
     parity: Annotated[
         bool,
@@ -66,7 +61,7 @@ def verify(
         ),
     ] = True,
     repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Number of measured rounds of the speed part.")
+        int, typer.Option(min=1, help="Number of measured rounds of the speed part.")
     ] = 3,
     revision: options.Revision = MODEL.revision,
     dtype: options.Dtype = options.DtypeChoice.auto,

@@ -41,11 +41,10 @@ class ChatResources(ResourceOptions):
 def chat(
     *,
     context: typer.Context,
-    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
     tools: Annotated[
         str | None,
         typer.Option(
-            "--tools",
             metavar="<json>|<file>",
             help="Functions that the model may call, in OpenAI's format: JSON, or a file with it.",
         ),
@@ -54,7 +53,6 @@ def chat(
     url: Annotated[
         str | None,
         typer.Option(
-            "--url",
             metavar="<url>",
             help="Chat with a running server with OpenAI's API, such as http://localhost:8000/v1, "
             "instead of a model in this process. --model is then the model's name there.",
@@ -62,15 +60,13 @@ def chat(
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option("--api-key-file", help="File with the API key for --url, in its first line."),
+        typer.Option(help="File with the API key for --url, in its first line."),
     ] = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     seed: Annotated[
         int | None,
-        sampling_option(
-            "--seed", help="Random seed; with it the same conversation has the same answers."
-        ),
+        sampling_option(help="Random seed; with it the same conversation has the same answers."),
     ] = None,
     chosen: ModelOptions,
     drafting: DemoDrafting,

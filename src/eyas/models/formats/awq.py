@@ -14,11 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.kernels.packed import Layout, PackedWeight
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import (
     SCALE_TYPES,
-    Packing,
     StoredTensor,
     add,
     check_groups,
@@ -29,51 +27,26 @@ from eyas.models.formats.base import (
     wrong_shape,
 )
 from eyas.models.formats.config import group_size
-from eyas.models.formats.integers import layout_of, packed, unpacked, values
+from eyas.models.formats.integers import IntegerPacking, unpacked
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of its 8 columns each 4 bits of a word hold, from the lowest bits on."""
 
 
 @dataclass(frozen=True, slots=True)
-class AwqGemm(Packing):
+class AwqGemm(IntegerPacking):
     """The packing of a weight [O, I].
 
-    pieces: "words" int32 [I, O / 8], "zeros" int32 [G, O / 8], "scales" [G, O].
+    pieces: "words" int32 [I, O / 8], "zeros" int32 [G, O / 8], "scales" [G, O]. bits: 4.
     """
 
-    @property
-    def row_multiple(self) -> int:
-        return len(ORDER)
-
-    def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
-        return values(*self._integers(pieces, start, stop))
-
-    @property
-    def layout(self) -> Layout | None:
-        scales = self.pieces["scales"]
-        return layout_of(4, scales, scales.shape[0], self.pieces["words"].shape[0])
-
-    def pack(
-        self,
-        pieces: Mapping[str, torch.Tensor],
-        start: int,
-        stop: int,
-        layout: Layout,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> PackedWeight:
-        numbers_OI, zeros_OG, scales_OG = self._integers(pieces, start, stop, device)
-        return packed(numbers_OI, zeros_OG, scales_OG, layout, dtype)
-
-    def _integers(
+    def integers(
         self,
         pieces: Mapping[str, torch.Tensor],
         start: int,
         stop: int,
         device: torch.device | str = "cpu",
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return numbers [O, I], zero points and scales [O, G]."""
         words = slice(start // len(ORDER), stop // len(ORDER))
         numbers_OI = unpacked(pieces["words"][:, words].to(device).T.contiguous(), 4, 0, ORDER)
         zeros_OG = unpacked(pieces["zeros"][:, words].to(device).T.contiguous(), 4, 0, ORDER)
@@ -121,6 +94,6 @@ class Awq:
             check_shape(pieces["zeros"], (num_groups, num_words), why)
             check_shape(pieces["scales"], (num_groups, num_words * len(ORDER)), why)
             shape = (num_words * len(ORDER), num_columns)
-            packed = StoredTensor(f"{module}.weight", words.file, shape, "F32", AwqGemm(pieces))
-            add(tensors, packed)
+            packing = AwqGemm(pieces, 4, num_groups, num_columns, False)
+            add(tensors, StoredTensor(f"{module}.weight", words.file, shape, "F32", packing))
         return tensors

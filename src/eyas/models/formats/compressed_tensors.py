@@ -17,11 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.kernels.packed import Layout, PackedWeight
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import (
     SCALE_TYPES,
-    Packing,
     StoredTensor,
     add,
     check_groups,
@@ -32,14 +30,7 @@ from eyas.models.formats.base import (
     wrong_shape,
 )
 from eyas.models.formats.config import block_size, group_size
-from eyas.models.formats.integers import (
-    WORD_BITS,
-    layout_of,
-    packed,
-    stored_groups,
-    unpacked,
-    values,
-)
+from eyas.models.formats.integers import WORD_BITS, IntegerPacking, unpacked
 from eyas.models.formats.scaled import scaled_tensor
 
 FORMATS = (
@@ -53,7 +44,7 @@ STORED_TYPES = ("F8_E4M3", "F8_E5M2", "I8")
 
 
 @dataclass(frozen=True, slots=True)
-class PackedRows(Packing):
+class PackedRows(IntegerPacking):
     """The packing of a weight [O, I].
 
     pieces: "words" int32 [O, I / n], "scales" [O, G], where n = 32 / bits, and perhaps "shape" (O,
@@ -61,47 +52,13 @@ class PackedRows(Packing):
     column. Numbers and packed zero points are stored with half of their range added.
     """
 
-    bits: int
-
-    @property
-    def row_multiple(self) -> int:
-        return WORD_BITS // self.bits
-
-    def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
-        numbers_OI, zeros_OG, scales_OG = self._integers(pieces, start, stop)
-        group_of_I = None
-        if "groups" in pieces:
-            group_of_I = stored_groups(pieces["groups"], self.pieces["groups"], scales_OG.shape[1])
-        return values(numbers_OI, zeros_OG, scales_OG, group_of_I)
-
-    @property
-    def layout(self) -> Layout | None:
-        scales, words = self.pieces["scales"], self.pieces["words"]
-        if "groups" in self.pieces:
-            return None
-        num_columns = words.shape[1] * self.row_multiple
-        return layout_of(self.bits, scales, scales.shape[1], num_columns)
-
-    def pack(
-        self,
-        pieces: Mapping[str, torch.Tensor],
-        start: int,
-        stop: int,
-        layout: Layout,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> PackedWeight:
-        numbers_OI, zeros_OG, scales_OG = self._integers(pieces, start, stop, device)
-        return packed(numbers_OI, zeros_OG, scales_OG, layout, dtype)
-
-    def _integers(
+    def integers(
         self,
         pieces: Mapping[str, torch.Tensor],
         start: int,
         stop: int,
         device: torch.device | str = "cpu",
     ) -> tuple[torch.Tensor, torch.Tensor | int, torch.Tensor]:
-        """Return numbers [O, I], zero points, or the one of all, and scales [O, G]."""
         numbers_OI = unpacked(pieces["words"][start:stop].to(device), self.bits, 1)
         self._check_shape(pieces, [len(pieces["words"]), numbers_OI.shape[1]])
         zeros_OG: torch.Tensor | int = 1 << (self.bits - 1)
@@ -221,7 +178,7 @@ class Scheme:
             check_shape(groups, (num_columns,), why)
         if (shape := pieces.get("shape")) is not None:
             check_shape(shape, (2,), "the format (pack-quantized)")
-        packing = PackedRows(pieces, self.bits)
+        packing = PackedRows(pieces, self.bits, num_groups, num_columns, "groups" in pieces)
         return StoredTensor(name, words.file, (num_rows, num_columns), "F32", packing)
 
 

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.kernels.packed import Layout, PackedWeight
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import (
     SCALE_TYPES,
-    Packing,
     StoredTensor,
     add,
     check_groups,
@@ -30,82 +28,30 @@ from eyas.models.formats.base import (
     wrong_shape,
 )
 from eyas.models.formats.config import group_size
-from eyas.models.formats.integers import (
-    WORD_BITS,
-    layout_of,
-    packed,
-    stored_groups,
-    unpacked,
-    values,
-)
+from eyas.models.formats.integers import WORD_BITS, IntegerPacking, unpacked
 
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """What is added to a stored zero point, by the format's version."""
 
 
 @dataclass(frozen=True, slots=True)
-class GptqColumns(Packing):
+class GptqColumns(IntegerPacking):
     """The packing of a weight [O, I].
 
     pieces: "words" int32 [I / n, O], "zeros" int32 [G, O / n], "scales" [G, O], where n = 32 /
     bits, and perhaps "groups" int32 [I], the group of each column. zero_offset: added within the
-    bits of a number. is_sorted: whether groups are other than runs of columns (`desc_act`).
+    bits of a number.
     """
 
-    bits: int
     zero_offset: int
-    is_sorted: bool = False
 
-    @property
-    def row_multiple(self) -> int:
-        return WORD_BITS // self.bits
-
-    def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
-        numbers_OI, zeros_OG, scales_OG = self._integers(pieces, start, stop)
-        group_of_I = None
-        if "groups" in pieces:
-            group_of_I = stored_groups(pieces["groups"], self.pieces["groups"], scales_OG.shape[1])
-        return values(numbers_OI, zeros_OG, scales_OG, group_of_I)
-
-    @property
-    def layout(self) -> Layout | None:
-        scales, words = self.pieces["scales"], self.pieces["words"]
-        if self.is_sorted:
-            return None
-        num_columns = words.shape[0] * self.row_multiple
-        return layout_of(self.bits, scales, scales.shape[0], num_columns)
-
-    def pack(
-        self,
-        pieces: Mapping[str, torch.Tensor],
-        start: int,
-        stop: int,
-        layout: Layout,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> PackedWeight:
-        numbers_OI, zeros_OG, scales_OG = self._integers(pieces, start, stop, device)
-        if "groups" in pieces:
-            self._check_runs(pieces["groups"], scales_OG.shape[1])
-        return packed(numbers_OI, zeros_OG, scales_OG, layout, dtype)
-
-    def _check_runs(self, group_of_I: torch.Tensor, num_groups: int) -> None:
-        size = len(group_of_I) // num_groups
-        if not torch.equal(group_of_I.long(), torch.arange(len(group_of_I)) // size):
-            entry = self.pieces["groups"]
-            raise ValueError(
-                f"{entry.file}: tensor {entry.name!r} sorts the columns, but desc_act of "
-                "quantization_config is false; set it to true"
-            )
-
-    def _integers(
+    def integers(
         self,
         pieces: Mapping[str, torch.Tensor],
         start: int,
         stop: int,
         device: torch.device | str = "cpu",
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return numbers [O, I], zero points and scales [O, G]."""
         count = self.row_multiple
         words = pieces["words"][:, start:stop].to(device).T.contiguous()
         zero_words = pieces["zeros"][:, start // count : stop // count].to(device).T.contiguous()
@@ -177,6 +123,8 @@ class Gptq:
             if "groups" in pieces:
                 check_type(pieces["groups"], ("I32", "I64"), "groups of columns")
                 check_shape(pieces["groups"], shape[1:], why)
-            packing = GptqColumns(pieces, self.bits, self.zero_offset, self.needs_groups)
+            packing = GptqColumns(
+                pieces, self.bits, num_groups, shape[1], self.needs_groups, self.zero_offset
+            )
             add(tensors, StoredTensor(f"{module}.weight", words.file, shape, "F32", packing))
         return tensors

@@ -8,16 +8,71 @@ Legend: O rows (output features), I columns (input features), G groups of column
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from eyas.kernels.packed import STEP, Layout, PackedWeight
-from eyas.models.formats.base import StoredTensor
+from eyas.models.formats.base import Packing, StoredTensor
 from eyas.ops.dequantise import arrange
 
 WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerPacking(Packing):
+    """The packing of a weight [O, I] of integers.
+
+    pieces: "scales", perhaps "groups" [I] (the group of each column), and others. num_groups,
+    num_columns: G and I. is_sorted: whether groups are other than runs of columns.
+    """
+
+    bits: int
+    num_groups: int
+    num_columns: int
+    is_sorted: bool
+
+    @property
+    def row_multiple(self) -> int:
+        return WORD_BITS // self.bits
+
+    @property
+    def layout(self) -> Layout | None:
+        if self.is_sorted:
+            return None
+        return layout_of(self.bits, self.pieces["scales"], self.num_groups, self.num_columns)
+
+    def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
+        group_of_I = None
+        if "groups" in pieces:
+            group_of_I = stored_groups(pieces["groups"], self.pieces["groups"], self.num_groups)
+        return values(*self.integers(pieces, start, stop), group_of_I)
+
+    def pack(
+        self,
+        pieces: Mapping[str, torch.Tensor],
+        start: int,
+        stop: int,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> PackedWeight:
+        if "groups" in pieces:
+            _check_runs(pieces["groups"], self.pieces["groups"], self.num_groups)
+        return packed(*self.integers(pieces, start, stop, device), layout, dtype)
+
+    @abstractmethod
+    def integers(
+        self,
+        pieces: Mapping[str, torch.Tensor],
+        start: int,
+        stop: int,
+        device: torch.device | str = "cpu",
+    ) -> tuple[torch.Tensor, torch.Tensor | int, torch.Tensor]:
+        """Return numbers [O, I], zero points [O, G] or the one of all, and scales [O, G]."""
 
 
 def unpacked(
@@ -87,3 +142,12 @@ def stored_groups(group_of_I: torch.Tensor, entry: StoredTensor, count: int) -> 
             "download the checkpoint again"
         )
     return group_of_I
+
+
+def _check_runs(group_of_I: torch.Tensor, entry: StoredTensor, num_groups: int) -> None:
+    size = len(group_of_I) // num_groups
+    if not torch.equal(group_of_I.long(), torch.arange(len(group_of_I)) // size):
+        raise ValueError(
+            f"{entry.file}: tensor {entry.name!r} sorts the columns, but desc_act of "
+            "quantization_config is false; set it to true"
+        )

@@ -28,7 +28,7 @@ from eyas.models.config_file import ConfigFile
 from eyas.models.heads.names import UNUSED, file_name, stored_names
 from eyas.models.heads.spec import HeadKind, HeadSpec, default_taps
 from eyas.models.heads.vocabulary import read_draft_ids
-from eyas.models.spec import LLAMA, ModelSpec
+from eyas.models.spec import ModelSpec
 from eyas.models.weights import check_tensor, listed
 
 REFUSED_KINDS = {
@@ -266,15 +266,9 @@ def _spec(
         mlp_bias=config.flag("mlp_bias", "layers.0.mlp.down_proj.bias" in stored),
         qk_norm=_qk_norm(config, outer, stored),
         fc_bias=config.flag("bias", "fc.bias" in stored),
-        embedding_first=True,
         entry_norms=is_eagle3,
         final_norm=is_eagle3,
         calibration=_calibration(outer),
-        latent=None,
-        experts=None,
-        traits=LLAMA,
-        compressed=None,
-        hyper=None,
         **norms,
     )
 

@@ -29,7 +29,6 @@ from eyas.train.head.batches import Batch, BatchSchedule, ScheduledBatch, make_b
 from eyas.train.head.config import HeadTraining
 from eyas.train.head.features import Features
 from eyas.train.head.loss import HeadLoss, LossSums
-from eyas.train.head.muon import Muon
 from eyas.train.head.network import TrainableHead
 from eyas.train.head.progress import Progress, Reporter
 
@@ -327,7 +326,9 @@ def _optimizers(config: HeadTraining, head: TrainableHead) -> list[torch.optim.O
     )
     optimizers: list[torch.optim.Optimizer] = [adam]
     if matrices:
-        optimizers.append(Muon(matrices, config.matrix_rate, weight_decay=config.weight_decay))
+        optimizers.append(
+            torch.optim.Muon(matrices, config.matrix_rate, weight_decay=config.weight_decay)
+        )
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["highest"] = group["lr"]
