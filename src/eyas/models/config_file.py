@@ -9,6 +9,7 @@ Does not know: families.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from typing import Any
 
 from eyas.layers.rope import ROPE_KINDS, RopeSpec
 from eyas.models.other_kinds import other_kind
+
+log = logging.getLogger(__name__)
 
 UNSCALED_ROPE_KINDS = ("default", "dynamic")
 """Rope types without scaling. With "dynamic" the angles change only beyond max_position_embeddings,
@@ -175,19 +178,22 @@ class ConfigFile:
     def token_ids(self, field: str, vocab_size: int) -> tuple[int, ...]:
         """Return the ids of a field that holds one token id or a list; -1 stands for none.
 
-        ValueError: an id is not below `vocab_size`.
+        Ids that are not below `vocab_size` are left out with a warning: files in use name such tokens
+        (transformers' defaults in small models among them), and no model can produce one.
         """
         value = self.values.get(field)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(i) is int and i >= -1 for i in ids):
             raise self.error(field, f"must be a token id or a list of them, not {value!r}")
         if beyond := [i for i in ids if i >= vocab_size]:
-            raise self.error(
+            log.warning(
+                "%s: %s %d is outside the vocabulary of %d tokens (vocab_size) and is ignored",
+                self.path,
                 field,
-                f"{beyond[0]} is outside of the {vocab_size} tokens that config.json's vocab_size "
-                "gives; correct one of them",
+                beyond[0],
+                vocab_size,
             )
-        return tuple(dict.fromkeys(i for i in ids if i >= 0))
+        return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size))
 
     def require(self, field: str, wanted: object, default: object, remedy: str) -> None:
         """Refuse every value of `field` but `wanted`. remedy: shown in parentheses."""
