@@ -2,7 +2,8 @@
 
 With longrope the long factors hold if more positions are served than the model was trained for at
 first (`max_model_len` above original_max_position_embeddings), and the short ones otherwise, for texts
-of any length: a row's angles must not depend on how long the text becomes.
+of any length: a row's angles must not depend on how long the text becomes. Unless more are asked for,
+no more are served, so that each text has the factors that transformers gives it.
 """
 
 from __future__ import annotations
