@@ -218,7 +218,7 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
         r"'BrandNewForCausalLM' is not supported \(it has layers with a state [^)]*\)\); supported",
     ),
     "images": (
-        {"architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {"depth": 2}},
+        {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {"depth": 2}},
         r"not supported \(it reads images, audio or video\)",
     ),
     "an encoder": (

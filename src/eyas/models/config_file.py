@@ -55,7 +55,8 @@ _OTHER_MODALITIES = frozenset(
             "video_token_id",
         ),
         *("image_token_index", "boi_token_index", "eoi_token_index", "vision_token_id"),
-        *("vision_start_token_id", "vision_end_token_id"),
+        *("vision_start_token_id", "vision_end_token_id", "multimodal_projector_bias"),
+        *("projector_hidden_act", "spatial_merge_size", "vision_feature_layer"),
     )
 )
 
@@ -114,6 +115,37 @@ class ConfigFile:
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigFile:
         """Return a copy with these values for the fields that are absent."""
         return ConfigFile(self.path, {**defaults, **self.values})
+
+    def with_ropes_by_layer_type(
+        self, *, every: int, window_theta: float | None = None
+    ) -> ConfigFile:
+        """Return a copy as transformers 5 writes it: with `layer_types`, and a rope for each type.
+
+        every: which layers have full attention, if the file has no list; the others have a window.
+        window_theta: base of the rope of layers with a window, which is not scaled; None is
+        `rope_theta`.
+        """
+        values = dict(self.values)
+        if values.get("layer_types") is None:
+            values["layer_types"] = [
+                "full_attention" if (layer + 1) % every == 0 else "sliding_attention"
+                for layer in range(self.count("num_hidden_layers"))
+            ]
+        ropes = self.nested("rope_parameters").values
+        if not {"full_attention", "sliding_attention"} <= ropes.keys():
+            theta, scaling = self.number("rope_theta"), self.nested("rope_scaling").values
+            values["rope_parameters"] = {
+                "full_attention": {"rope_theta": theta, **scaling},
+                "sliding_attention": {"rope_theta": window_theta or theta},
+            }
+        values.pop("rope_scaling", None)
+        values.pop("rope_theta", None)
+        return ConfigFile(self.path, values)
+
+    def with_rope_of(self, layer_type: str) -> ConfigFile:
+        """Return a copy with the rope of one type of layers for all of them."""
+        ropes = self.nested("rope_parameters").values
+        return ConfigFile(self.path, {**self.values, "rope_parameters": ropes[layer_type]})
 
     def error(self, field: str, problem: str) -> ValueError:
         """Return the error of a field. problem: a predicate such as "must be ...", and the remedy."""
