@@ -14,6 +14,7 @@ from eyas.dialect.generic import generic
 from eyas.dialect.glm import glm, glm47
 from eyas.dialect.harmony import harmony
 from eyas.dialect.llama3 import llama3
+from eyas.dialect.mistral import mistral, mistral_v11, mistral_v13
 from eyas.dialect.qwen3 import qwen3
 from eyas.dialect.qwen3_coder import qwen3_coder
 from eyas.grammar import Json
@@ -102,6 +103,7 @@ GLM_MARKERS = (
     "<arg_value>",
     "</arg_value>",
 )
+MISTRAL_THINK = ("[THINK]", "[/THINK]")
 HARMONY_MARKERS = (
     "<|start|>",
     "<|channel|>",
@@ -180,6 +182,24 @@ FAMILIES: dict[str, Family] = {
         (*THINK, *GLM_MARKERS),
         ("<t>a:<think>", "<t>a:</think>"),
         ("get_weather", "city", "days", "unit", "3", "C"),
+    ),
+    "mistral": Family(
+        mistral,
+        (*MISTRAL_THINK, "[TOOL_CALLS]"),
+        (NEITHER, "<t>a:[THINK]"),
+        ("[", "]", ", ", '", "id": "a1b2c3d4e"}', *JSON_PIECES),
+    ),
+    "mistral_v11": Family(
+        mistral_v11,
+        (*MISTRAL_THINK, "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+        (NEITHER, "<t>a:[THINK]"),
+        ("get_weather", "time", "a1b2c3d4e", "{}", '{"city": "x"}'),
+    ),
+    "mistral_v13": Family(
+        mistral_v13,
+        (*MISTRAL_THINK, "[TOOL_CALLS]", "[ARGS]"),
+        (NEITHER, "<t>a:[THINK]"),
+        ("get_weather", "time", "{}", '{"city": "x"}'),
     ),
     "harmony": Family(
         harmony,

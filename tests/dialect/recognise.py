@@ -153,7 +153,7 @@ def example(node: Node, tokenizer: Letters, pieces: tuple[str, ...], draw: Rando
                 spaced(lambda: draw.choice(GAPS), value, ensure_ascii=is_ascii)
             )
         case Regex(pattern):
-            matching = [text for text in STRINGS if re.fullmatch(pattern, text)]
+            matching = [text for text in (*STRINGS, *CALL_IDS) if re.fullmatch(pattern, text)]
             return tokenizer.encode_text(draw.choice(matching))
         case Concat(parts):
             return [i for part in parts for i in example(part, tokenizer, pieces, draw)]
@@ -165,6 +165,7 @@ def example(node: Node, tokenizer: Letters, pieces: tuple[str, ...], draw: Rando
     raise AssertionError(node)
 
 
+CALL_IDS = ("a1b2c3d4e", "000000000")
 STRINGS = ("", "\n", "\n\n", " \t\n", "json", "JSON", "key", "a", "  a", "\n\nab", "<think>b")
 STRINGS += ("</think>", "\n<think>a", "<think></think>b", "aa", "\n\n\nb")
 

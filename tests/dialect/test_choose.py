@@ -17,6 +17,7 @@ from .streams import Letters, Outcome, Stream
 
 BARE = Letters("<t>")
 THINKS = Letters("<t>", "<think>", "</think>")
+MISTRAL = Letters("<t>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,12 @@ THINKS = Letters("<t>", "<think>", "</think>")
         (BARE, "<tool_call><arg_key>", "Glm4MoeForCausalLM", "glm"),
         (THINKS, "<arg_key>k</arg_key><arg_value>v</arg_value>", "Glm4MoeForCausalLM", "glm47"),
         (Letters(*HARMONY_MARKERS), "<|start|>", "GptOssForCausalLM", "harmony"),
+        (BARE, "[TOOL_CALLS] [", "MistralForCausalLM", "mistral"),
+        (BARE, "[TOOL_CALLS]f[CALL_ID]i[ARGS]{}", "MistralForCausalLM", "mistral_v11"),
+        (MISTRAL, "[TOOL_CALLS]f[ARGS]{}", "MistralForCausalLM", "mistral_v13"),
+        (Letters("[TOOL_CALLS]"), "[INST]", "MistralForCausalLM", "mistral"),
+        (MISTRAL, None, "MistralForCausalLM", "mistral_v13"),
+        (MISTRAL, "<tool_call>", "MistralForCausalLM", "qwen3"),
     ],
 )
 def test_the_checkpoint_shows_it(
@@ -75,6 +82,30 @@ def test_the_names_of_other_servers_mean_the_same(
     found = named_dialect(THINKS, reasoning, tools, "<tool_call>", None).name
     equal = {"deepseek+hermes": "qwen3"}
     assert equal.get(found, found) == name
+
+
+@pytest.mark.parametrize("tools", [None, "mistral"])
+def test_mistrals_calls_are_those_of_the_template(tools: str | None) -> None:
+    template = "[TOOL_CALLS]f[CALL_ID]i[ARGS]{}"
+    assert named_dialect(MISTRAL, "mistral", tools, template, None).name == "mistral_v11"
+    assert named_dialect(BARE, "none", "mistral", None, None).name == "none+mistral"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "template", "text"),
+    [
+        (MISTRAL, "[TOOL_CALLS]", "[THINK]a[/THINK]b"),
+        (BARE, "[TOOL_CALLS] <think>", "<think>a</think>b"),
+    ],
+    ids=["with tokens", "as the first ones"],
+)
+def test_mistrals_reasoning_is_that_of_the_checkpoint(
+    tokenizer: Letters, template: str, text: str
+) -> None:
+    dialect = find_dialect(tokenizer, template, "MistralForCausalLM")
+    segmenter = dialect.segmenter(Wanted(), tokenizer.tokens("<t>"))
+    events = tokenizer.stream(tokenizer.tokens(text)).at_once(segmenter)
+    assert Outcome.of(events) == Outcome("a", "b", ())
 
 
 def test_unknown_names_list_the_known_ones() -> None:

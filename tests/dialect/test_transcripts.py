@@ -23,6 +23,7 @@ EITHER = Wanted(answer=PERSON, tools=TOOLS, choice="auto")
 OPENED, NEITHER = "<t>a:<think>\n", "<t>a:"
 START = "<|start|>assistant"
 CITY = '{"city": "Oslo"}'
+CLOCK_CALL = '{"name": "time", "arguments": {}}'
 
 
 def hermes(name: str, arguments: str) -> str:
@@ -220,6 +221,68 @@ TRANSCRIPTS = [
     transcript(
         "glm47", "<t>a:</think>", ONE, "<tool_call>time\n</tool_call>", ("time", "{}"), legal=False
     ),
+    transcript("mistral", NEITHER, PLAIN, "[THINK]a\n[/THINK]Hi", reasoning="a", content="Hi"),
+    transcript("mistral", "<t>a:[THINK]", PLAIN, "a[/THINK]Hi", reasoning="a", content="Hi"),
+    transcript(
+        "mistral",
+        NEITHER,
+        AUTO,
+        f'So:[TOOL_CALLS][{{"name": "get_weather", "arguments": {CITY}, "id": "a1B2c3D4e"}}, '
+        '{"name": "time", "arguments": {}}]',
+        ("get_weather", CITY),
+        ("time", "{}"),
+        content="So:",
+    ),
+    transcript(
+        "mistral", NEITHER, ONE, '[TOOL_CALLS] [{"name": "time", "arguments": {}}]', ("time", "{}")
+    ),
+    transcript(
+        "mistral",
+        NEITHER,
+        ONE,
+        f'[TOOL_CALLS][{CLOCK_CALL}, {CLOCK_CALL}]',
+        ("time", "{}"),
+        ("time", "{}"),
+        legal=False,
+    ),
+    transcript("mistral", NEITHER, EITHER, '{"name": "[TOOL"}', content='{"name": "[TOOL"}'),
+    transcript(
+        "mistral", NEITHER, AUTO, "[TOOL_CALLS]time.", content="[TOOL_CALLS]time.", legal=False
+    ),
+    transcript(
+        "mistral_v11",
+        NEITHER,
+        AUTO,
+        f"[THINK]h[/THINK]So:[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{CITY}"
+        "[TOOL_CALLS]time[CALL_ID]000000000[ARGS]{}",
+        ("get_weather", CITY),
+        ("time", "{}"),
+        reasoning="h",
+        content="So:",
+    ),
+    transcript(
+        "mistral_v11", NEITHER, ONE, "[TOOL_CALLS]time[ARGS]{}", ("time", "{}"), legal=False
+    ),
+    transcript(
+        "mistral_v13",
+        "<t>a:[THINK]",
+        AUTO,
+        f"h[/THINK]So:[TOOL_CALLS]get_weather[ARGS]{CITY}[TOOL_CALLS]time[ARGS]{{}}",
+        ("get_weather", CITY),
+        ("time", "{}"),
+        reasoning="h",
+        content="So:",
+    ),
+    transcript(
+        "mistral_v13",
+        NEITHER,
+        ONE,
+        "[TOOL_CALLS]time[ARGS]{}[TOOL_CALLS]time[ARGS]{}",
+        ("time", "{}"),
+        ("time", "{}"),
+        legal=False,
+    ),
+    transcript("mistral_v13", NEITHER, CLOCK, "[TOOL_CALLS]time[ARGS]{}", ("time", "{}")),
     transcript(
         "harmony",
         START,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from transformers import PreTrainedModel
+
+from eyas import LLM
 from eyas.core import Request, RequestError, SamplingParams
 from eyas.draft import Drafter
 from tests.laws.cases import walk_text
 from tests.laws.drafters import RandomTrees
 from tests.laws.world import Answer, Setting, model_drafter, new_engine, run
+from tests.models.tiny import expected_logits, make_model, save_model, tokens
 
 LENGTH = 24
 
@@ -84,3 +89,27 @@ def test_a_least_length_without_room_is_refused() -> None:
     params = SamplingParams(min_tokens=4, temperature=0)
     answer = run(engine, [Request(id="r", prompt_token_ids=prompt, params=params)])["r", 0]
     assert len(answer.token_ids) == 4
+
+
+def test_texts_have_the_usual_angles_unless_longer_ones_are_asked_for(tmp_path: Path) -> None:
+    model = make_model("phi3 long longrope", original_max_position_embeddings=64)
+    save_model(model, tmp_path)
+    prompt = [tokens(40), tokens(40, seed=5)]
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    usual = LLM(str(tmp_path), dtype="float32", drafter="ngram", num_slots=256)
+    assert usual.info.max_model_len == 64
+    for token_ids, answer in zip(prompt, usual.generate(prompt, params), strict=True):
+        assert answer.choices[0].token_ids == _continued(model, token_ids, 8)
+    longer = [tokens(80)]
+    with pytest.raises(RequestError, match="context"):
+        usual.generate(longer, params)
+    long = LLM(str(tmp_path), dtype="float32", num_slots=256, max_model_len=128)
+    [answer] = long.generate(longer, params)
+    assert answer.choices[0].token_ids == _continued(model, longer[0], 8)
+
+
+def _continued(model: PreTrainedModel, token_ids: list[int], count: int) -> list[int]:
+    found: list[int] = []
+    for _ in range(count):
+        found.append(int(expected_logits(model, token_ids + found)[-1].argmax()))
+    return found

@@ -3,6 +3,7 @@ are made of the latents, over a mask that is written out."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,11 @@ class LatentDefinition:
         }
         config = getattr(transformers, f"{family}Config")(**sizes)
         config._attn_implementation = "eager"
-        module = getattr(transformers.models, f"deepseek_{family[-2:].lower()}")
-        modeling = getattr(module, f"modeling_deepseek_{family[-2:].lower()}")
+        if (
+            family == "Glm4MoeLite"
+        ):  # lists the layers' feed-forward blocks, without the MTP layer's
+            config.mlp_layer_types = [*config.mlp_layer_types, "sparse"]
+        modeling = sys.modules[getattr(transformers, f"{family}ForCausalLM").__module__]
         block, norm = (getattr(modeling, f"{family}{part}") for part in ("DecoderLayer", "RMSNorm"))
         self.layer = MtpLayer(config, block, norm, NUM_TARGET_LAYERS).eval()
         self.rotary = getattr(modeling, f"{family}RotaryEmbedding")(config)

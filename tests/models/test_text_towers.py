@@ -41,6 +41,22 @@ VISION: dict[str, dict[str, Any]] = {
         "out_hidden_size": 64,
         "fullatt_block_indexes": [0],
     },
+    "Qwen2VL": {
+        "depth": 1,
+        "embed_dim": 32,
+        "hidden_size": 64,
+        "num_heads": 2,
+    },
+    "Qwen3VL": {**QWEN_VISION, "deepstack_visual_indexes": [0]},
+    "Mistral3": {
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
     "Gemma3": {
         "hidden_size": 32,
         "intermediate_size": 32,
@@ -60,14 +76,39 @@ TEXT: dict[str, dict[str, Any]] = {
             "mrope_section": [2, 3, 3],
         }
     },
+    "Qwen2VL": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "mrope_section": [2, 3, 3],
+        }
+    },
+    "Qwen3VL": {
+        "head_dim": 32,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_interleaved": True,
+            "mrope_section": [6, 5, 5],
+        },
+    },
+    "Mistral3": {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
     "Gemma3": {"head_dim": 32, "sliding_window": 16, "tie_word_embeddings": True},
     "Qwen3_5": {**HYBRID, "rope_parameters": MROPE},
     "Qwen3_5Moe": {**HYBRID, **SHARED_EXPERTS, "rope_parameters": MROPE},
 }
 OLD_NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "Qwen2_5_VL": (("model.language_model.", "model."), ("model.visual.", "visual.")),
+    "Qwen2VL": (("model.language_model.", "model."), ("model.visual.", "visual.")),
+    "Qwen3VL": (),
     "Qwen3_5": (),
     "Qwen3_5Moe": (),
+    "Mistral3": (
+        ("model.language_model.", "language_model.model."),
+        ("lm_head.", "language_model.lm_head."),
+        ("model.vision_tower.", "vision_tower."),
+        ("model.multi_modal_projector.", "multi_modal_projector."),
+    ),
     "Gemma3": (
         ("model.language_model.", "language_model.model."),
         ("lm_head.", "language_model.lm_head."),

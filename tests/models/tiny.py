@@ -117,12 +117,30 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**LONGROPE, "original_max_position_embeddings": 16, "tie_word_embeddings": True},
     ),
     "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 16,
+            "rope_parameters": {
+                "full_attention": ROPE_YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "max_position_embeddings": 128,
+        },
+    ),
+    "seed-oss": ("SeedOss", {"head_dim": 32}),
+    "ernie4.5": ("Ernie4_5", {"head_dim": 32, "use_bias": True}),
     "glm4": ("Glm4", {"head_dim": 32}),
     "glm": ("Glm", {"head_dim": 32}),
     "qwen3 moe": ("Qwen3Moe", {"head_dim": 32, **EXPERTS, "norm_topk_prob": True}),
     "qwen3 moe in some layers": (
         "Qwen3Moe",
         {"head_dim": 32, **EXPERTS, "norm_topk_prob": False, "mlp_only_layers": [1]},
+    ),
+    "qwen2 moe": (
+        "Qwen2Moe",
+        {**EXPERTS, "shared_expert_intermediate_size": 32, "mlp_only_layers": [1]},
     ),
     "mixtral": (
         "Mixtral",
@@ -225,6 +243,7 @@ LATENT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3",
         {**DENSE_LATENT, "rope_parameters": {**ROPE_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
+    "glm4 moe lite": ("Glm4MoeLite", {**LATENT, "rms_norm_eps": 1e-5}),
     "deepseek v3 halves": (
         "DeepseekV3",
         {**DENSE_LATENT, "rope_interleave": False, "q_lora_rank": None},

@@ -1,5 +1,6 @@
-"""GLM-4.5, DeepSeek-R1, Qwen3 and Qwen3.5 through the server: tiny random models, each with its
-family's tokens and a template of its format. gpt-oss and DeepSeek-V4 have files of their own."""
+"""GLM-4.5, DeepSeek-R1, Qwen3, Qwen3.5 and two of Mistral's formats through the server: tiny random
+models, each with its family's tokens and a template of its format. gpt-oss and DeepSeek-V4 have files
+of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import httpx
 import jsonschema
 import pytest
 
-from tests.dialect.cases import DEEPSEEK_MARKERS, GLM_MARKERS, THINK
+from tests.dialect.cases import DEEPSEEK_MARKERS, GLM_MARKERS, MISTRAL_THINK, THINK
 from tests.models.tiny import make_model, save_model
 from tests.server.conftest import serving
 from tests.server.test_chat_answers import added_up
@@ -80,6 +81,46 @@ DEEPSEEK_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<｜Assistant｜><think>\\n' }}{% endif %}
 """
+MISTRAL_TEMPLATE = """\
+{{- bos_token }}
+{%- if tools %}{{ '[AVAILABLE_TOOLS]' ~ tools | tojson ~ '[/AVAILABLE_TOOLS]' }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '[INST]' ~ message.content ~ '[/INST]' }}
+    {%- elif message.role == 'tool' %}
+        {%- if message.tool_call_id | length != 9 %}{{ raise_exception('9 characters') }}{% endif %}
+        {{- '[TOOL_RESULTS]' ~ {'content': message.content, 'call_id': message.tool_call_id} | tojson }}
+        {{- '[/TOOL_RESULTS]' }}
+    {%- elif message.tool_calls %}
+        {{- '[TOOL_CALLS][' }}
+        {%- for call in message.tool_calls %}
+            {%- if call.id | length != 9 %}{{ raise_exception('9 characters') }}{% endif %}
+            {{- (call.function | tojson)[:-1] ~ ', "id": "' ~ call.id ~ '"}' }}
+            {{- ', ' if not loop.last }}
+        {%- endfor %}
+        {{- ']' ~ eos_token }}
+    {%- else %}
+        {{- message.content ~ eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+MAGISTRAL_TEMPLATE = """\
+{{- bos_token }}
+{%- if tools %}{{ '[AVAILABLE_TOOLS]' ~ tools | tojson ~ '[/AVAILABLE_TOOLS]' }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '[INST]' ~ message.content ~ '[/INST]' }}
+    {%- elif message.role == 'tool' %}
+        {{- '[TOOL_RESULTS]' ~ message.content ~ '[/TOOL_RESULTS]' }}
+    {%- else %}
+        {{- message.content or '' }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '[TOOL_CALLS]' ~ call.function.name ~ '[ARGS]' ~ call.function.arguments | tojson }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
 CALLS_IN_JSON = """\
         {{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
         {{- call.arguments if call.arguments is string else call.arguments | tojson }}
@@ -96,16 +137,23 @@ CALLS_IN_TAGS = """\
 """
 
 
+MISTRAL_TOKENS = (
+    *("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+)
+
+
 @dataclass(frozen=True)
 class Family:
     """model: the tiny one. special: its tokens, the last of which ends a turn. switches: whether the
-    template can close reasoning."""
+    template can close reasoning. reasons: whether the model reasons."""
 
     model: str
     template: str
     special: tuple[str, ...]
     markers: tuple[str, ...]
     switches: bool = True
+    reasons: bool = True
 
 
 FAMILIES = {
@@ -135,6 +183,21 @@ FAMILIES = {
         CHATML_TEMPLATE.replace(CALLS_IN_JSON, CALLS_IN_TAGS),
         tuple(CHATML_TOKENS),
         tuple(CHATML_MARKERS),
+    ),
+    "Mistral": Family(
+        "mistral",
+        MISTRAL_TEMPLATE,
+        ("<s>", *MISTRAL_TOKENS, "[TOOL_CALLS]", "</s>"),
+        (),
+        switches=False,
+        reasons=False,
+    ),
+    "Magistral": Family(
+        "mistral",
+        MAGISTRAL_TEMPLATE,
+        ("<s>", *MISTRAL_TOKENS, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", *MISTRAL_THINK, "</s>"),
+        (),
+        switches=False,
     ),
 }
 USER = [{"role": "user", "content": "How warm is it in </think> Oslo?"}]
@@ -180,7 +243,7 @@ def post(url: str, **fields: Any) -> httpx.Response:
 def test_reasoning_answers_and_calls_come_apart(served: tuple[Family, str]) -> None:
     family, url = served
     schema = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}
-    asked = [{"max_reasoning_tokens": 9}]
+    asked: list[dict[str, Any]] = [{"max_reasoning_tokens": 9} if family.reasons else {}]
     if family.switches:
         asked.append({"chat_template_kwargs": {"enable_thinking": False}})
     for fields in asked:
@@ -200,7 +263,9 @@ def test_reasoning_answers_and_calls_come_apart(served: tuple[Family, str]) -> N
         lines = post(url, messages=messages, stream=True, **CALLS).text.split("\n\n")[:-2]
         parts = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
         streamed = added_up(parts)
-        assert streamed["reasoning_content"] == whole["message"]["reasoning_content"]
+        reasoning = whole["message"].get("reasoning_content")
+        assert streamed.get("reasoning_content") == reasoning
+        assert bool(reasoning) == family.reasons
         assert [each["function"] for each in streamed["tool_calls"]] == [call["function"]]
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": "11 degrees"})

@@ -242,3 +242,23 @@ def test_messages_are_normal_once_they_were_made_so(source: str, tokenizers):
     answer = {"role": "assistant", "content": "<think>a</think>\n\nb</think>c", "name": None}
     once = chat.normalize([USER, answer, CALLING, RESULT, {"role": "assistant"}])
     assert chat.normalize(once) == once
+
+
+def test_ids_of_calls_get_the_length_that_the_template_compares_them_with(tokenizers):
+    strict = each(
+        "{% if m.tool_call_id and m['tool_call_id']|length != 9 %}{{ raise_exception('9') }}{% endif %}"
+        "{% for c in m.tool_calls or [] %}{% if not c.id is defined or c.id|length != 9 %}"
+        "{{ raise_exception('9') }}{% endif %}{{ c.id }}{% endfor %}{{ m.tool_call_id }}"
+    )
+    plain = each(
+        "{% if m.tool_call_id and m.tool_call_id|length != 0 %}{% endif %}{% for c in m.tool_calls or [] %}{{ c.id }}{% endfor %}{{ m.tool_call_id }}"
+    )
+    chat, other = (ChatTemplate(tokenizers["chatml"], source) for source in (strict, plain))
+    for given in ("call_0123456789abcdef", "x", "a-b-c-d-e", "abcd56789"):
+        messages = [{**CALLING, "tool_calls": [{**CALL, "id": given}]}]
+        messages.append({**RESULT, "tool_call_id": given})
+        [text] = chat.render(messages)
+        assert text[:9] == text[9:] and text.isalnum() and len(text) == 18
+        assert (given in text) == (given == "abcd56789")
+        assert other.render(messages) == [2 * given]
+        assert chat.normalize(chat.normalize(messages)) == chat.normalize(messages)

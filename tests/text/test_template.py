@@ -115,11 +115,15 @@ def test_a_message_without_parts_is_continued(tokenizers):
         assert tokenizer.decode(ids) == shown
 
 
-def test_named_templates_are_told_apart(tmp_path: Path):
-    named = [
-        {"name": "default", "template": "plain"},
-        {"name": "tool_use", "template": "tools"},
-    ]
+@pytest.mark.parametrize(
+    "named",
+    [
+        [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}],
+        {"default": "plain", "tool_use": "tools"},
+    ],
+    ids=["list", "object"],
+)
+def test_named_templates_are_told_apart(named: object, tmp_path: Path):
     small.write_model_directory(tmp_path, small.chatml_spec(), chat_template=named)
     chat = ChatTemplate.from_directory(tmp_path)
     assert chat is not None
@@ -127,6 +131,17 @@ def test_named_templates_are_told_apart(tmp_path: Path):
     messages = CONVERSATIONS["one"]
     assert tokenizer.decode(chat.render_ids(messages)) == "plain"
     assert tokenizer.decode(chat.render_ids(messages, [WEATHER])) == "tools"
+    assert chat.source == "plain\ntools"
+
+
+def test_a_model_of_images_has_its_template_in_a_file_of_its_own(tmp_path: Path):
+    small.write_model_directory(tmp_path, small.chatml_spec())
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of images"}')
+    chat = ChatTemplate.from_directory(tmp_path)
+    assert chat is not None and chat.source == "of images"
+    small.write_model_directory(tmp_path, small.chatml_spec(), chat_template="of the tokenizer")
+    chat = ChatTemplate.from_directory(tmp_path)
+    assert chat is not None and chat.source == "of the tokenizer"
 
 
 @pytest.mark.parametrize("inline", [None, "inline", [{"name": "default", "template": "inline"}]])

@@ -140,6 +140,14 @@ def test_the_prompt_opens_as_the_post_processor_says(tokenizers):
 def test_a_directory_without_a_tokenizer_says_what_to_do(tmp_path: Path):
     with pytest.raises(ValueError, match=r"has no tokenizer\.json.*Convert"):
         Tokenizer.from_directory(tmp_path)
+    assert Tokenizer.from_directory_if_there(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json"])
+def test_a_tokenizer_in_another_format_is_not_taken_for_none(name: str, tmp_path: Path):
+    (tmp_path / name).write_bytes(b"...")
+    with pytest.raises(ValueError, match=rf"has {name}, but no tokenizer\.json.*save_pretrained"):
+        Tokenizer.from_directory_if_there(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from eyas.grammar import (
 )
 
 _BEGINS_JSON = frozenset('{["-0123456789tfn' + WHITE)
+_BEGINS_ITEM = _BEGINS_JSON | {"]", ""}
 
 
 def may_begin_with(node: Node, text: str) -> bool:
@@ -33,7 +34,7 @@ def may_begin_with(node: Node, text: str) -> bool:
         case FreeText(until, without):
             return bool(until) or not any(text.startswith(marker.text) for marker in without)
         case Json():
-            return text[:1] in _BEGINS_JSON
+            return text[:1] in _BEGINS_JSON and (text[0] != "[" or text[1:2] in _BEGINS_ITEM)
         case Regex() | Source():
             return True
         case Concat(parts):

@@ -24,6 +24,18 @@ from eyas.dialect.generic import generic, generic_reasoning
 from eyas.dialect.glm import GlmCalls, glm, glm47, glm_reasoning
 from eyas.dialect.harmony import harmony
 from eyas.dialect.llama3 import LlamaCalls, llama3
+from eyas.dialect.mistral import (
+    ARGUMENTS,
+    BEGIN,
+    REASONING,
+    MistralList,
+    MistralNames,
+    call_format,
+    mistral,
+    mistral_reasoning,
+    mistral_v11,
+    mistral_v13,
+)
 from eyas.dialect.qwen3 import HermesCalls, qwen3
 from eyas.dialect.qwen3_coder import TaggedCalls, qwen3_coder
 from eyas.dialect.reasoning import ReasoningFormat
@@ -50,6 +62,7 @@ _REASONING_NAMES = {
     "openai-gptoss": "harmony",
     "openai": "harmony",
     "harmony": "harmony",
+    "mistral": "mistral",
     "generic": "generic",
     "none": "none",
 }
@@ -77,13 +90,15 @@ _TOOL_NAMES = {
     "openai-gptoss": "harmony",
     "openai": "harmony",
     "harmony": "harmony",
+    "mistral": "mistral",
     "none": "none",
 }
+_MISTRAL = ("mistral", "mistral_v11", "mistral_v13")
+"""The formats of calls that other servers know by one name; the checkpoint says which of them it is."""
 _FOREIGN = {
     "deepseek-v32": "calls in the markup (DSML) of DeepSeek-V3.2, whose tags are not those of V4,",
     "kimi-k2": "calls in sections of Kimi's own",
     "mimo": "calls in XML",
-    "mistral": "calls after [TOOL_CALLS]",
     "pythonic": "calls in Python",
     "llama4-pythonic": "calls in Python",
     "minimax": "calls as MiniMax writes them",
@@ -107,6 +122,9 @@ _FAMILIES: dict[str, Callable[[Vocabulary], Dialect]] = {
     "glm": glm,
     "glm47": glm47,
     "harmony": harmony,
+    "mistral": mistral,
+    "mistral_v11": mistral_v11,
+    "mistral_v13": mistral_v13,
     "generic": generic,
 }
 _PARTS = {
@@ -119,6 +137,9 @@ _PARTS = {
     "deepseek_v4": ("deepseek_v31", "dsml"),
     "glm": ("glm", "glm"),
     "glm47": ("glm", "glm47"),
+    "mistral": ("mistral", "mistral"),
+    "mistral_v11": ("mistral", "mistral_v11"),
+    "mistral_v13": ("mistral", "mistral_v13"),
     "generic": ("generic", "hermes"),
 }
 
@@ -128,10 +149,14 @@ def find_dialect(
 ) -> Dialect:
     """Return the dialect for a checkpoint's tokenizer, chat template and architecture."""
     family, _ = _family(tokenizer, template_source or "", architecture or "")
-    if family in _PARTS and not _thinks(tokenizer, template_source or ""):
-        calls = _tools(tokenizer, _PARTS[family][1])
-        return ComposedDialect(family, tokenizer, generic_reasoning(tokenizer), calls)
-    return _FAMILIES[family](tokenizer)
+    if family not in _PARTS:
+        return _FAMILIES[family](tokenizer)
+    reasoning, tools = _found_parts(family, tokenizer, template_source or "")
+    if (reasoning, tools) == _PARTS[family]:
+        return _FAMILIES[family](tokenizer)
+    return ComposedDialect(
+        family, tokenizer, _reasoning(tokenizer, reasoning), _tools(tokenizer, tools)
+    )
 
 
 def check_parsers(reasoning_parser: str | None, tool_call_parser: str | None) -> None:
@@ -161,9 +186,9 @@ def named_dialect(
                 "Harmony's reasoning and calls are one format; name it for both or for one alone"
             )
         return harmony(tokenizer)
-    found_reasoning, found_tools = _PARTS.get(family, _PARTS["generic"])
-    if not _thinks(tokenizer, template_source or ""):
-        found_reasoning = "generic"
+    found_reasoning, found_tools = _found_parts(family, tokenizer, template_source or "")
+    if tools in _MISTRAL and found_tools in _MISTRAL:
+        tools = found_tools
     reasoning, tools = reasoning or found_reasoning, tools or found_tools
     for name, parts in _PARTS.items():
         if parts == (reasoning, tools):
@@ -205,6 +230,8 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> tuple[st
         return "qwen3_coder", "<function= and <parameter= in the chat template"
     if "<tool_call>" in template:
         return "qwen3", "<tool_call> in the chat template"
+    if (calls := call_format(template)) is not None:
+        return calls, f"{BEGIN} in the chat template"
     if "<|python_tag|>" in template or '"parameters": ' in template:
         return "llama3", "the calls in the chat template"
     by_name = f"the architecture {architecture}"
@@ -226,12 +253,25 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> tuple[st
         return "qwen3", by_name
     if has("<|python_tag|>"):
         return "llama3", "the token <|python_tag|>"
+    if has(BEGIN):
+        return "mistral_v13" if has(ARGUMENTS) else "mistral", f"the token {BEGIN}"
     return "generic", "no marks of another dialect"
 
 
-def _thinks(tokenizer: Vocabulary, template: str) -> bool:
-    """Whether the model may open reasoning by itself."""
-    return tokenizer.control_id("<think>") is not None or "<think>" in template
+def _found_parts(family: str, tokenizer: Vocabulary, template: str) -> tuple[str, str]:
+    """Return the formats of reasoning and of calls. Where nothing shows that the model may open
+    reasoning by itself, it does so only if the prompt does. Mistral's first reasoning models write
+    <think>."""
+
+    def has(text: str) -> bool:
+        return tokenizer.control_id(text) is not None or text in template
+
+    reasoning, tools = _PARTS.get(family, _PARTS["generic"])
+    if reasoning == "mistral" and has(REASONING):
+        return reasoning, tools
+    if not has("<think>"):
+        return "generic", tools
+    return "deepseek_v31" if reasoning == "mistral" else reasoning, tools
 
 
 def _known(option: str, name: str | None, names: dict[str, str]) -> str | None:
@@ -261,6 +301,8 @@ def _reasoning(tokenizer: Vocabulary, name: str) -> ReasoningFormat | None:
             return glm_reasoning(tokenizer)
         case "deepseek_v31":
             return v31_reasoning(tokenizer)
+        case "mistral":
+            return mistral_reasoning(tokenizer)
         case "generic":
             return generic_reasoning(tokenizer)
     return ReasoningFormat.of(tokenizer)
@@ -280,6 +322,10 @@ def _tools(tokenizer: Vocabulary, name: str) -> ToolFormat | None:
             return DeepSeekCalls(tokenizer, fences=name == "deepseek")
         case "dsml":
             return DsmlCalls()
+        case "mistral":
+            return MistralList(tokenizer)
+        case "mistral_v11" | "mistral_v13":
+            return MistralNames(tokenizer, has_ids=name == "mistral_v11")
         case "tagged":
             return TaggedCalls(tokenizer)
     return HermesCalls(tokenizer)

@@ -266,7 +266,7 @@ def find_order(
 
 
 def longest_sequence(config: EngineConfig, spec: ModelSpec) -> int:
-    """Return the number of positions to serve: `max_model_len`, or all that the model was made for.
+    """Return the number of positions to serve: `max_model_len`, or `ModelSpec.default_length`.
 
     Raises ValueError if that is more than the model or this engine can have.
     """
@@ -276,7 +276,14 @@ def longest_sequence(config: EngineConfig, spec: ModelSpec) -> int:
             f"model.max_model_len: {requested} is beyond the {spec.max_position} positions this model "
             "was made for"
         )
-    longest = requested or spec.max_position
+    longest = requested or spec.default_length
+    if requested is None and longest < spec.max_position:
+        log.warning(
+            "%d of the model's %d positions are served: with more, the angles of all texts are others "
+            "(longrope); ask for them by --max-model-len where texts are long",
+            longest,
+            spec.max_position,
+        )
     if longest > MAX_POSITIONS:
         raise ValueError(
             f"model.max_model_len: {longest} positions are too many to prepare (at most "

@@ -9,6 +9,7 @@ Does not know: families.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from typing import Any
 
 from eyas.layers.rope import ROPE_KINDS, RopeSpec
 from eyas.models.other_kinds import other_kind
+
+log = logging.getLogger(__name__)
 
 UNSCALED_ROPE_KINDS = ("default", "dynamic")
 """Rope types without scaling. With "dynamic" the angles change only beyond max_position_embeddings,
@@ -52,7 +55,8 @@ _OTHER_MODALITIES = frozenset(
             "video_token_id",
         ),
         *("image_token_index", "boi_token_index", "eoi_token_index", "vision_token_id"),
-        *("vision_start_token_id", "vision_end_token_id"),
+        *("vision_start_token_id", "vision_end_token_id", "multimodal_projector_bias"),
+        *("projector_hidden_act", "spatial_merge_size", "vision_feature_layer"),
     )
 )
 
@@ -111,6 +115,37 @@ class ConfigFile:
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigFile:
         """Return a copy with these values for the fields that are absent."""
         return ConfigFile(self.path, {**defaults, **self.values})
+
+    def with_ropes_by_layer_type(
+        self, *, every: int, window_theta: float | None = None
+    ) -> ConfigFile:
+        """Return a copy as transformers 5 writes it: with `layer_types`, and a rope for each type.
+
+        every: which layers have full attention, if the file has no list; the others have a window.
+        window_theta: base of the rope of layers with a window, which is not scaled; None is
+        `rope_theta`.
+        """
+        values = dict(self.values)
+        if values.get("layer_types") is None:
+            values["layer_types"] = [
+                "full_attention" if (layer + 1) % every == 0 else "sliding_attention"
+                for layer in range(self.count("num_hidden_layers"))
+            ]
+        ropes = self.nested("rope_parameters").values
+        if not {"full_attention", "sliding_attention"} <= ropes.keys():
+            theta, scaling = self.number("rope_theta"), self.nested("rope_scaling").values
+            values["rope_parameters"] = {
+                "full_attention": {"rope_theta": theta, **scaling},
+                "sliding_attention": {"rope_theta": window_theta or theta},
+            }
+        values.pop("rope_scaling", None)
+        values.pop("rope_theta", None)
+        return ConfigFile(self.path, values)
+
+    def with_rope_of(self, layer_type: str) -> ConfigFile:
+        """Return a copy with the rope of one type of layers for all of them."""
+        ropes = self.nested("rope_parameters").values
+        return ConfigFile(self.path, {**self.values, "rope_parameters": ropes[layer_type]})
 
     def error(self, field: str, problem: str) -> ValueError:
         """Return the error of a field. problem: a predicate such as "must be ...", and the remedy."""
@@ -175,19 +210,22 @@ class ConfigFile:
     def token_ids(self, field: str, vocab_size: int) -> tuple[int, ...]:
         """Return the ids of a field that holds one token id or a list; -1 stands for none.
 
-        ValueError: an id is not below `vocab_size`.
+        Ids that are not below `vocab_size` are left out with a warning: files in use name such tokens
+        (transformers' defaults in small models among them), and no model can produce one.
         """
         value = self.values.get(field)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(i) is int and i >= -1 for i in ids):
             raise self.error(field, f"must be a token id or a list of them, not {value!r}")
         if beyond := [i for i in ids if i >= vocab_size]:
-            raise self.error(
+            log.warning(
+                "%s: %s %d is outside the vocabulary of %d tokens (vocab_size) and is ignored",
+                self.path,
                 field,
-                f"{beyond[0]} is outside of the {vocab_size} tokens that config.json's vocab_size "
-                "gives; correct one of them",
+                beyond[0],
+                vocab_size,
             )
-        return tuple(dict.fromkeys(i for i in ids if i >= 0))
+        return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size))
 
     def require(self, field: str, wanted: object, default: object, remedy: str) -> None:
         """Refuse every value of `field` but `wanted`. remedy: shown in parentheses."""

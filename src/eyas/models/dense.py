@@ -6,13 +6,10 @@ Does not know: which biases, norms and windows a family has; the family module p
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 from eyas.models.config_file import ConfigFile
 from eyas.models.spec import ModelSpec, read_eos_token_ids
-
-log = logging.getLogger(__name__)
 
 CHECKPOINT_NAMES = {
     "embedding.weight": "model.embed_tokens.weight",
@@ -157,23 +154,6 @@ def read_dense(
         tie_embeddings=config.flag("tie_word_embeddings"),
         windows=windows,
         max_position=config.max_position(rope),
-        bos_token_id=_bos_token_id(config, vocab_size),
+        bos_token_id=next(iter(config.token_ids("bos_token_id", vocab_size)), None),
         eos_token_ids=read_eos_token_ids(config, vocab_size),
     )
-
-
-def _bos_token_id(config: ConfigFile, vocab_size: int) -> int | None:
-    """Return the start token's id; None where it is absent or outside the vocabulary.
-
-    Files in use name such tokens. Prompts start with what the tokenizer adds, so none is needed here.
-    """
-    ids = config.token_ids("bos_token_id", 2**31)
-    if ids and ids[0] >= vocab_size:
-        log.warning(
-            "%s: bos_token_id %d is outside the vocabulary of %d tokens (vocab_size) and is ignored",
-            config.path,
-            ids[0],
-            vocab_size,
-        )
-        return None
-    return ids[0] if ids else None

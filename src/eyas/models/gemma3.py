@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "bos_token_id": 2,
+    "rope_theta": 1e6,
     "eos_token_id": 1,
 }
 """transformers' defaults of fields that a file may omit."""
@@ -46,14 +47,16 @@ TRAITS = LayerTraits(norms="both", norm_offset=1.0, activation="gelu_tanh")
 
 def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
-    config = _by_layer_type(config.with_defaults(DEFAULTS))
+    config = config.with_defaults(DEFAULTS)
+    every = config.count("sliding_window_pattern", 6)
+    local = config.number("rope_local_base_freq", 1e4)
+    config = config.with_ropes_by_layer_type(every=every, window_theta=local)
     remedy = "gelu_pytorch_tanh is"
     config.require("hidden_activation", "gelu_pytorch_tanh", "gelu_pytorch_tanh", remedy)
     config.require("use_bidirectional_attention", False, False, "text is read from left to right")
     attention_bias = config.flag("attention_bias")
-    ropes = config.nested("rope_parameters").values
     spec = dense.read_dense(
-        _with_rope(config, ropes["full_attention"]),
+        config.with_rope_of("full_attention"),
         family="gemma3",
         head_dim=256,
         qkv_bias=attention_bias,
@@ -66,32 +69,7 @@ def read(config: ConfigFile) -> ModelSpec:
     return replace(
         spec,
         traits=TRAITS,
-        window_rope=_with_rope(config, ropes["sliding_attention"]).rope(spec.head_dim),
+        window_rope=config.with_rope_of("sliding_attention").rope(spec.head_dim),
         attention_scale=config.number("query_pre_attn_scalar") ** -0.5,
         embedding_scale=math.sqrt(spec.hidden_size),
     )
-
-
-def _by_layer_type(config: ConfigFile) -> ConfigFile:
-    """Return the fields as transformers 5 writes them: `layer_types`, and a rope for each type."""
-    values = dict(config.values)
-    if values.get("layer_types") is None:
-        every = config.count("sliding_window_pattern", 6)
-        values["layer_types"] = [
-            "full_attention" if (layer + 1) % every == 0 else "sliding_attention"
-            for layer in range(config.count("num_hidden_layers"))
-        ]
-    ropes = config.nested("rope_parameters").values
-    if not {"full_attention", "sliding_attention"} <= ropes.keys():
-        scaling = config.nested("rope_scaling").values
-        values["rope_parameters"] = {
-            "full_attention": {"rope_theta": config.number("rope_theta", 1e6), **scaling},
-            "sliding_attention": {"rope_theta": config.number("rope_local_base_freq", 1e4)},
-        }
-    values.pop("rope_scaling", None)
-    values.pop("rope_theta", None)
-    return ConfigFile(config.path, values)
-
-
-def _with_rope(config: ConfigFile, rope: Any) -> ConfigFile:
-    return ConfigFile(config.path, {**config.values, "rope_parameters": rope})

@@ -1,4 +1,5 @@
-"""Llama 2, 3, 3.1, 3.2, and Mistral: grouped-query attention, rotary positions, gated SiLU."""
+"""Llama 2, 3, 3.1, 3.2, Mistral and the text model of Mistral Small 3: grouped-query attention, rotary
+positions, gated SiLU."""
 
 from __future__ import annotations
 
@@ -15,22 +16,21 @@ CHECKPOINT_NAMES = dense.CHECKPOINT_NAMES
 
 FIELDS = frozenset(("attention_bias", "mlp_bias", "sliding_window"))
 
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {"max_position_embeddings": 2048},
-    "MistralForCausalLM": {
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
+DEFAULTS: dict[str, Any] = {"max_position_embeddings": 2048}
+"""transformers' defaults of fields that a file may omit."""
+MISTRAL_DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
 }
-"""transformers' defaults of fields that a file may omit, by architecture."""
 
 
 def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
-    architecture = config.values["architectures"][0]
-    config = config.with_defaults(DEFAULTS[architecture])
-    is_mistral = architecture == "MistralForCausalLM"
+    is_mistral = config.values["architectures"][0].startswith("Mistral")
+    if config.values["architectures"][0] == "Mistral3ForConditionalGeneration":
+        config.require("model_type", "mistral", "mistral", "as the text_config's, mistral is")
+    config = config.with_defaults(MISTRAL_DEFAULTS if is_mistral else DEFAULTS)
     if is_mistral:
         config = _drop_ignored_mistral_fields(config)
     elif config.values.get("sliding_window") is not None:

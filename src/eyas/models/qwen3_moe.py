@@ -15,7 +15,7 @@ CHECKPOINT_NAMES = dense.names_with(dense.EXPERT_NAMES)
 FIELDS = WINDOW_FIELDS | {
     *("attention_bias", "num_experts", "num_local_experts", "num_experts_per_tok"),
     *("moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),
-    *("router_aux_loss_coef", "output_router_logits"),
+    *("router_aux_loss_coef", "output_router_logits", "use_qk_norm"),
 }
 DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -30,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
 def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
     config = config.with_defaults(DEFAULTS)
+    config.require("use_qk_norm", True, True, "true is")
     attention_bias = config.flag("attention_bias")
     has_windows = config.values["sliding_window"] is not None and config.flag("use_sliding_window")
     spec = dense.read_dense(

@@ -85,6 +85,7 @@ def read_hybrid(config: ConfigFile, *, family: str, groups_by_key: bool) -> Mode
     groups_by_key: as `DeltaSizes.groups_by_key`.
     """
     config.require("attn_output_gate", True, True, "gated attention is")
+    config.require("use_qk_norm", True, True, "true is")
     config.require("mamba_ssm_dtype", "float32", "float32", "states are float32")
     state_layers = _state_layers(config)
     attention_bias = config.flag("attention_bias")

@@ -110,6 +110,15 @@ class ModelSpec:
         latent = self.latent
         assert latent is None or (self.num_kv_heads, self.head_dim) == (1, latent.row_dim)
 
+    @property
+    def default_length(self) -> int:
+        """The positions that are served unless a number is asked for: all, or as many as leave texts
+        their usual angles (longrope has others where more are served)."""
+        rope = self.rope
+        if rope.kind != "longrope":
+            return self.max_position
+        return min(rope.original_max_position, self.max_position)
+
     def experts_of(self, layer: int) -> ExpertSpec | None:
         """Return the experts of a layer; None where it has one feed-forward block."""
         experts = self.experts if layer in self.expert_layers else None

@@ -2,12 +2,14 @@
 
 Promises: no information of a message is lost; a field that is None is treated as absent; the
 conversion is idempotent. Content becomes a string or a list of parts, arguments of calls become
-objects or text, and reasoning becomes a field of its own, as the template requires.
+objects or text, ids of calls get the required length, and reasoning becomes a field of its own, as the
+template requires.
 Does not know: rendering, tokens, HTTP.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -44,6 +46,8 @@ def normalize_message(message: Mapping[str, Any], uses: FieldUses, index: int) -
     normal = _without_none(message)
     if isinstance(calls := normal.get("tool_calls"), (list, tuple)):
         normal["tool_calls"] = [_normalize_call(call, uses) for call in calls]
+    if "tool_call_id" in normal:
+        normal["tool_call_id"] = _call_id(normal["tool_call_id"], uses)
     if (content := normal.get("content")) is not None:
         texts = _content_texts(content, index)
         if role == "assistant" and uses.handles_reasoning:
@@ -92,12 +96,25 @@ def _normalize_call(call: Any, uses: FieldUses) -> Any:
     if not isinstance(call, Mapping):
         return call
     normal = _without_none(call)
+    if "id" in normal:
+        normal["id"] = _call_id(normal["id"], uses)
     if isinstance(function := normal.get("function"), Mapping):
         return {**normal, "function": _normalize_call(function, uses)}
     if "arguments" in normal and uses.arguments != "given":
         convert = _arguments_text if uses.arguments == "text" else _arguments_object
         normal["arguments"] = convert(normal["arguments"])
     return normal
+
+
+def _call_id(call_id: Any, uses: FieldUses) -> Any:
+    """Return the id of a call as the template takes it: one of another length, or with other
+    characters than letters and digits, becomes as many of its hash's digits."""
+    length = uses.call_id_length
+    if length is None or not isinstance(call_id, str):
+        return call_id
+    if len(call_id) == length and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:length]
 
 
 def _content_texts(content: Any, index: int) -> list[str]:

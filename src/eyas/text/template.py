@@ -38,10 +38,11 @@ class ChatTemplate:
         """source: the Jinja template. tool_source: the template for requests with tools, if it
         differs."""
         self._tokenizer = tokenizer
-        self.source = source
+        self.source = source if tool_source is None else f"{source}\n{tool_source}"
+        """The text of both."""
         self._plain = BoundedTemplate(source)
         self._with_tools = BoundedTemplate(tool_source) if tool_source else self._plain
-        self._names = frozenset(re.findall(r"\w+", f"{source} {tool_source or ''}"))
+        self._names = frozenset(re.findall(r"\w+", self.source))
         self._patterns = ControlTokenPatterns(token.text for token in tokenizer.control_tokens)
         self._splitter = _Splitter(tokenizer.control_tokens)
 
@@ -183,20 +184,13 @@ def template_sources(directory: Path) -> dict[str, str]:
     tools.
 
     Files (chat_template.jinja, and additional_chat_templates/NAME.jinja) take precedence over
-    `chat_template` in tokenizer_config.json, which may be a list of named templates. A directory
-    without any may have a format that is known here (`encodings.packaged_template`).
+    `chat_template` in tokenizer_config.json, and that over the one in chat_template.json, which models
+    of images have; either may be a text or hold named templates. A directory without any may have a
+    format that is known here (`encodings.packaged_template`).
     """
-    configured = read_json_object_if_there(directory / "tokenizer_config.json").get("chat_template")
-    named_entries = (
-        configured
-        if isinstance(configured, list)
-        else [{"name": "default", "template": configured}]
-    )
-    sources: dict[str, str] = {
-        str(entry.get("name")): entry["template"]
-        for entry in named_entries
-        if isinstance(entry, dict) and isinstance(entry.get("template"), str)
-    }
+    sources: dict[str, str] = {}
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        sources |= _configured(read_json_object_if_there(directory / name).get("chat_template"))
     named_files = sorted((directory / _NAMED_TEMPLATES_FOLDER).glob("*.jinja"))[
         :_MAX_NAMED_TEMPLATES
     ]
@@ -207,6 +201,16 @@ def template_sources(directory: Path) -> dict[str, str]:
     if not sources and (packaged := packaged_template(directory)) is not None:
         sources["default"] = packaged
     return sources
+
+
+def _configured(value: Any) -> dict[str, str]:
+    """Return the templates in the field `chat_template` by name: of a text, of an object, or of a list
+    of names and templates."""
+    if isinstance(value, list):
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        value = {str(entry.get("name")): entry.get("template") for entry in entries}
+    named = value if isinstance(value, dict) else {"default": value}
+    return {str(name): text for name, text in named.items() if isinstance(text, str)}
 
 
 def _read_template_file(file: Path) -> str:

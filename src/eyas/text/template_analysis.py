@@ -55,6 +55,8 @@ class FieldUses:
     handles_reasoning: separates reasoning from content: by a field of its own, or by splitting content
     at the marker </think>.
     strips_after_reasoning: removes white space after that marker.
+    call_id_length: the number of characters that ids of calls must have, or must have at least, as in
+    Mistral's templates; None if it takes any id.
     """
 
     wants_parts: bool
@@ -63,6 +65,7 @@ class FieldUses:
     arguments: Literal["object", "text", "given"]
     handles_reasoning: bool
     strips_after_reasoning: bool
+    call_id_length: int | None = None
 
 
 def read_uses(tree: nodes.Template) -> FieldUses:
@@ -83,6 +86,7 @@ def read_uses(tree: nodes.Template) -> FieldUses:
         ),
         handles_reasoning=_handles_reasoning(tree),
         strips_after_reasoning=_strips_after_reasoning(tree),
+        call_id_length=_call_id_length(tree),
     )
 
 
@@ -194,6 +198,17 @@ def _compares_with_none(tree: nodes.Template, flow: _DataFlow) -> bool:
         and any(_is_constant(operand.expr, None) for operand in compared.ops)
         for compared in tree.find_all(nodes.Compare)
     )
+
+
+def _call_id_length(tree: nodes.Template) -> int | None:
+    for compared in tree.find_all(nodes.Compare):
+        match compared:
+            case nodes.Compare(
+                expr=nodes.Filter(name="length" | "count", node=of),
+                ops=[nodes.Operand(op="eq" | "ne" | "lt", expr=nodes.Const(value=int(length)))],
+            ) if length > 1 and field_of(of) in ("id", "tool_call_id"):
+                return length
+    return None
 
 
 def _is_constant(node: nodes.Node, value: object) -> bool:

@@ -27,6 +27,8 @@ _USUAL_CHARS = 8
 """Characters per token that few texts exceed on average."""
 _SLICE_CHARS = 16_384
 _FILE = "tokenizer.json"
+_OTHER_FILES = ("tokenizer.model", "tekken.json", "tiktoken.model", "vocab.json")
+"""Vocabularies in formats that are not read."""
 NO_TOKENIZER = (
     "this model has no tokenizer; give token ids for prompts, or put its tokenizer.json into its "
     "directory (save_pretrained of transformers' AutoTokenizer writes it)"
@@ -111,9 +113,11 @@ class Tokenizer:
         directory = Path(path)
         file = directory / _FILE
         if not file.is_file():
+            found = [name for name in _OTHER_FILES if (directory / name).is_file()]
             raise ValueError(
-                f"{directory}: has no tokenizer.json; eyas reads fast tokenizers only. Convert the "
-                "model's tokenizer with transformers (AutoTokenizer, save_pretrained) first"
+                f"{directory}: has {f'{found[0]}, but ' if found else ''}no tokenizer.json; eyas reads "
+                "fast tokenizers only. Convert the model's tokenizer with transformers first: "
+                f"AutoTokenizer.from_pretrained({str(directory)!r}).save_pretrained(...)"
             )
         spec = read_json_object(file)
         config = read_json_object_if_there(directory / "tokenizer_config.json")
@@ -133,7 +137,8 @@ class Tokenizer:
 
     @classmethod
     def from_directory_if_there(cls, path: str | Path) -> Tokenizer | None:
-        """Load the tokenizer, or return None if the directory has no tokenizer.json."""
+        """Load the tokenizer, or return None if the directory has none in any format. ValueError: as
+        `from_directory`, also for a tokenizer in another format than tokenizer.json."""
         return cls.from_directory(path) if has_tokenizer(path) else None
 
     def encode_text(self, text: str, *, continues: bool = False) -> list[int]:
@@ -253,8 +258,8 @@ class Tokenizer:
 
 
 def has_tokenizer(directory: str | Path) -> bool:
-    """Whether the directory has a tokenizer that `Tokenizer` can load."""
-    return (Path(directory) / _FILE).is_file()
+    """Whether the directory has a tokenizer, in whatever format."""
+    return any((Path(directory) / name).is_file() for name in (_FILE, *_OTHER_FILES))
 
 
 def require_tokenizer(tokenizer: Tokenizer | None, param: str | None = None) -> Tokenizer:
