@@ -213,6 +213,72 @@ REWRITTEN: list[tuple[Any, list[Any], list[Any]]] = [
         [["a"], [1, 1]],
     ),
     (
+        {"oneOf": [{"type": "array", "items": {"type": t}} for t in ("string", "integer")]},
+        [["a"], [1, 2], ["a", "b"]],
+        [[], [1, "a"], [None]],
+    ),
+    (
+        {
+            "type": "array",
+            "oneOf": [{"items": {"const": 1}}, {"items": {"const": 1}, "minItems": 2}],
+        },
+        [[], [1]],
+        [[1, 1], [2]],
+    ),
+    (
+        {
+            "oneOf": [
+                {"type": "object", "additionalProperties": {"type": t}} for t in ("string", "null")
+            ]
+        },
+        [{"a": "x"}, {"a": None, "b": None}],
+        [{}, {"a": "x", "b": None}],
+    ),
+    (
+        {
+            "oneOf": [
+                {
+                    "type": "object",
+                    "properties": {name: {"type": "array", "items": {"type": "string"}}},
+                    "additionalProperties": False,
+                }
+                for name in "ab"
+            ]
+        },
+        [{"a": []}, {"b": ["x"]}],
+        [{}, {"a": [], "b": []}, {"a": [1]}],
+    ),
+    (
+        {
+            "type": "object",
+            "oneOf": [
+                {"required": ["a"], "properties": {"a": {"items": {"type": t}}}}
+                for t in ("string", "integer")
+            ],
+            "properties": {"a": {"type": "array", "items": {"type": ["integer", "string"]}}},
+            "additionalProperties": False,
+        },
+        [{"a": [1]}, {"a": ["x", "y"]}],
+        [{"a": []}, {"a": [1, "x"]}, {}],
+    ),
+    (
+        {"oneOf": [{"pattern": r"^(\d{1,3}\.){3}\d{1,3}$"}, {"enum": ["beta", "1.2.3.4"]}]},
+        ["beta", "255.0.0.1", 1],
+        ["1.2.3.4", "x"],
+    ),
+    (
+        {
+            "type": "string",
+            "oneOf": [
+                {"pattern": "^[0-9]+\\.\\S+$"},
+                {"pattern": "^\\^[0-9]+\\.\\S+$"},
+                {"enum": ["any"]},
+            ],
+        },
+        ["1.x", "^1.x", "any"],
+        ["x", "^1", "any "],
+    ),
+    (
         {
             "$id": "https://example.org/root",
             "$ref": "https://example.org/part#item",

@@ -111,6 +111,27 @@ def test_properties_come_in_the_order_of_the_schemas_that_list_them() -> None:
         assert allowed(schema, texts) == [f'{{"{order[0]}":1,"{order[1]}":1}}']
 
 
+@pytest.mark.parametrize(
+    ("pattern", "matched", "others"),
+    [
+        ("^(?!-)[a-z-]+$", ["a", "a-"], ["-a", "A"]),
+        ("^(?!(?:in|is)$)[a-z]+$", ["i", "ins"], ["in", "is"]),
+        ("^(?=.*[A-Z])(?!.*--).+$", ["aB", "B-"], ["b", "B--"]),
+        ("^(?=b)a", [], ["a", "b"]),
+    ],
+)
+def test_look_aheads_of_patterns_for_names_hold(
+    pattern: str, matched: list[str], others: list[str]
+) -> None:
+    schema = {"type": "object", "patternProperties": {pattern: WHOLE}}
+    closed = {**schema, "additionalProperties": False}
+    check(closed, [{name: 1} for name in matched], [{name: 1} for name in others])
+    texts = {"additionalProperties": {"type": "string"}}
+    values = [{name: 1} for name in matched] + [{name: "x"} for name in others]
+    wrong = [{name: "x"} for name in matched] + [{name: 1} for name in others]
+    check({**schema, **texts}, values, wrong)
+
+
 WHOLE = {"type": "integer"}
 ON_NAMES: list[tuple[Any, list[Any], list[Any]]] = [
     (

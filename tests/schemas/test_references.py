@@ -77,3 +77,55 @@ def test_an_older_draft_takes_nothing_from_what_a_schema_says(draft: str) -> Non
     check(
         schema, [{}, {"b": 1}, {"a": 2, "b": 1}], [{"a": 2}, {"a": 1, "b": 1}, {"a": "x", "b": 1}]
     )
+
+
+TREE = {
+    "type": "object",
+    "properties": {"v": {"type": "integer"}, "next": {"$dynamicRef": "#node"}},
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$dynamicAnchor": "node", **TREE},
+        {"$anchor": "node", **TREE},
+        {"$ref": "#node", "$defs": {"n": {"$dynamicAnchor": "node", **TREE}}},
+        {**TREE, "properties": {**TREE["properties"], "next": {"$recursiveRef": "#"}}},
+        {
+            "$recursiveAnchor": True,
+            **TREE,
+            "properties": {**TREE["properties"], "next": {"$recursiveRef": "#"}},
+        },
+    ],
+)
+def test_a_dynamic_reference_with_one_target_is_enforced(schema: dict[str, Any]) -> None:
+    check(schema, [{}, {"v": 1, "next": {"v": 2, "next": {}}}], [{"next": 1}, {"next": {"x": 1}}])
+
+
+@pytest.mark.parametrize(
+    ("keyword", "reference", "anchor"),
+    [("$dynamicRef", "#item", "item"), ("$recursiveRef", "#", True)],
+)
+def test_a_dynamic_reference_whose_target_depends_on_its_use_is_refused(
+    keyword: str, reference: str, anchor: str | bool
+) -> None:
+    """The root's items are strings, those of the list by itself are anything."""
+    named = keyword.replace("Ref", "Anchor")
+    items = {"$id": "list", "items": {keyword: reference}, named: anchor}
+    schema = {"$id": ROOT, "$ref": "list", named: anchor, "type": "array", "$defs": {"x": items}}
+    with pytest.raises(GrammarError, match=rf"\{keyword} cannot be enforced"):
+        prepare(schema, param="schema")
+
+
+def test_a_dependency_of_draft_3_may_be_one_name() -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-03/schema#",
+        "type": "object",
+        "properties": {"a": {}, "b": {}},
+        "dependencies": {"a": "b"},
+    }
+    check(schema, [{}, {"b": 1}, {"a": 1, "b": 1}], [{"a": 1}])
+    with pytest.raises(GrammarError, match="#/dependencies/a: must be property names"):
+        prepare({**schema, "$schema": "http://json-schema.org/draft-04/schema#"}, param="schema")

@@ -64,6 +64,26 @@ def regions(
         return None
 
 
+def matches(node: Node, text: str, budget: Budget) -> bool | None:
+    """Whether a pattern matches a text. None if that takes too long."""
+    try:
+        term = _searched(node, budget)
+        for char in text:
+            term = _derivative(term, ord(char), budget)
+    except _TooLarge:
+        return None
+    return _can_end(term)
+
+
+def are_apart(nodes: Sequence[Node], budget: Budget) -> bool:
+    """Whether certainly no text matches all of the patterns."""
+    try:
+        terms = [_searched(node, budget) for node in nodes]
+        return not _Machine([*terms, _NOTHING], budget).can_all_end()
+    except _TooLarge:
+        return False
+
+
 def _literal(text: str, budget: Budget) -> Term:
     if len(text) > _MAX_LITERAL:
         raise _TooLarge
@@ -233,6 +253,10 @@ class _Machine:
             if not is_listed:
                 ends.setdefault(tuple(held), set()).add(number)
         return {held: f"^{self._pattern(numbers)}$" for held, numbers in ends.items()}
+
+    def can_all_end(self) -> bool:
+        """Whether a text is in all languages but the last."""
+        return any(all(map(_can_end, state[:-1])) for state in self._states)
 
     def _pattern(self, ends: set[int]) -> str:
         """Return a pattern of the texts that lead to one of these states, by eliminating all states one

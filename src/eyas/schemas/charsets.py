@@ -69,8 +69,12 @@ def written(ranges: Ranges) -> str:
         return "(?s:.)"
     is_negated = ranges[-1][1] == LAST
     listed = other_than(ranges) if is_negated else ranges
-    body = "".join(_range(low, high) for low, high in listed)
-    return f"[{'^' * is_negated}{body}]"
+    return f"[{'^' * is_negated}{members(listed)}]"
+
+
+def members(ranges: Ranges) -> str:
+    """Return the set as it is written between the brackets of a class."""
+    return "".join(_range(low, high) for low, high in ranges)
 
 
 def _follows(high: int, low: int) -> bool:
@@ -99,7 +103,8 @@ DIGITS: Ranges = ((48, 57),)
 WORD = union(((48, 57), (65, 90), (95, 95), (97, 122)))
 SPACE = union(
     (
-        *((9, 13), (32, 32), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
-        *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)),
+        *((9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)),
+        *((0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
     )
 )
+"""ECMA-262's, which is not Rust's."""

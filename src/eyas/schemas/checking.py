@@ -28,10 +28,12 @@ from eyas.schemas.limits import fail, shortened, under
 
 
 def check_document(context: Context) -> None:
-    """Raise GrammarError for a malformed schema. Move `"required": true` of a property (draft 3) into
-    the `required` list of its object."""
+    """Raise GrammarError for a malformed schema. Write draft 3's forms as later drafts do: `"required":
+    true` of a property as an entry of its object's list, a dependency on one name as a list."""
     schemas = _reachable(context)
     nodes = [node for node, _ in schemas if isinstance(node, dict)]
+    if context.draft == 3:
+        _list_dependencies(nodes)
     _list_required(nodes)
     checker = _Checker(context)
     for node, path in schemas:
@@ -75,6 +77,14 @@ def _list_required(nodes: list[Object]) -> None:
         listed = node.setdefault("required", [])
         if isinstance(listed, list):
             listed.append(name)
+
+
+def _list_dependencies(nodes: list[Object]) -> None:
+    for node in nodes:
+        named = node.get("dependencies")
+        if isinstance(named, dict):
+            lists = {name: [needed] for name, needed in named.items() if isinstance(needed, str)}
+            named.update(lists)
 
 
 class _Checker:

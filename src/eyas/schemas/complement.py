@@ -13,6 +13,7 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from eyas.schemas.context import Context
+from eyas.schemas.disjoint import Assumptions, Disjointness
 from eyas.schemas.formats import INEXPRESSIBLE, NATIVE, PATTERNS
 from eyas.schemas.keywords import (
     ALL,
@@ -29,21 +30,6 @@ from eyas.schemas.numbers import least, most
 from eyas.schemas.patterns import none_of
 
 _MAX_DEPTH = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Assumptions:
-    """What is known of the values that a complement is taken among.
-
-    names: possible property names (is_closed: no others are possible). holding: ids of schemas that
-    all values satisfy. properties: for each property, schemas that its value satisfies.
-    """
-
-    types: frozenset[str] = ALL
-    names: frozenset[str] = frozenset()
-    is_closed: bool = False
-    holding: frozenset[int] = frozenset()
-    properties: dict[str, list[Schema]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -82,8 +68,14 @@ class Complement:
 class Complements:
     """Complements of the schemas of one document. rewritten: rewrites a schema that must hold."""
 
-    def __init__(self, context: Context, rewritten: Callable[[Schema, str], Schema]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        disjointness: Disjointness,
+        rewritten: Callable[[Schema, str], Schema],
+    ) -> None:
         self._context = context
+        self._disjointness = disjointness
         self._rewritten = rewritten
 
     def of(self, schema: Schema, path: str, assumptions: Assumptions, depth: int = 0) -> Complement:
@@ -165,10 +157,12 @@ class Complements:
     ) -> None:
         assumptions, depth = inner
         for name, child in schema["properties"].items():
-            known = map(canonical, assumptions.properties.get(name, ()))
-            if canonical(child) in known:
+            known = assumptions.properties.get(name, ())
+            is_possible = name in assumptions.names or not assumptions.is_closed
+            if not is_possible or canonical(child) in map(canonical, known):
                 continue
-            failed = self.of(child, under(keyword_path, name), Assumptions(), depth)
+            inside = self._disjointness.assumptions(known, child)
+            failed = self.of(child, under(keyword_path, name), inside, depth)
             if failed.alternatives:
                 result.alternatives.append(_with_property(name, failed.schema()))
             result.take_gap("object", failed)
@@ -177,9 +171,15 @@ class Complements:
         self, schema: Object, keyword_path: str, result: Complement, inner: _Inner
     ) -> None:
         assumptions, depth = inner
-        known = schema.get("properties", {})
+        known, rest = schema.get("properties", {}), schema["additionalProperties"]
         has_patterns = bool(schema.get("patternProperties"))
-        failed = self.of(schema["additionalProperties"], keyword_path, Assumptions(), depth)
+        if not known and not has_patterns and not assumptions.properties and assumptions.members:
+            if canonical(rest) in map(canonical, assumptions.members):
+                return
+            if self._disjointness.are_disjoint(assumptions.members, [rest]):
+                result.alternatives.append({"type": "object", "minProperties": 1})
+                return
+        failed = self.of(rest, keyword_path, Assumptions(), depth)
         if not failed.alternatives and not failed.gaps:
             return
         others = sorted(assumptions.names - set(known))
@@ -197,8 +197,14 @@ class Complements:
             self._prefix({"prefixItems": items}, keyword_path, result, inner)
         if rest is False:
             result.alternatives.append({"type": "array", "minItems": len(prefix) + 1})
-        elif rest is not True and rest:
-            result.add_gap("array", keyword_path)
+            return
+        known = inner[0].items
+        if rest is True or not rest or canonical(rest) in map(canonical, known):
+            return
+        if not prefix and known and self._disjointness.are_disjoint(known, [rest]):
+            result.alternatives.append({"type": "array", "minItems": 1})
+            return
+        result.add_gap("array", keyword_path)
 
     def _prefix(self, schema: Object, keyword_path: str, result: Complement, inner: _Inner) -> None:
         for i, child in enumerate(schema["prefixItems"]):

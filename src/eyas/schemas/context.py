@@ -6,12 +6,14 @@ Does not know: any keyword but $ref.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from eyas.core import GrammarError
 from eyas.schemas import automata, charsets
 from eyas.schemas.keywords import Schema
 from eyas.schemas.limits import MAX_CASES, MAX_SCHEMAS, MAX_SECONDS, fail
+from eyas.schemas.look_ahead import split_look_aheads
 from eyas.schemas.pattern_lengths import bounded, lengths, rotated
 from eyas.schemas.pattern_parser import read
 from eyas.schemas.pattern_tree import Chars, Node, PatternFault, written
@@ -38,7 +40,9 @@ class Context:
         self.paths: dict[str, str] = {"#": "#"}
         self.schemas: list[dict[str, Any]] = []
         self._patterns: dict[str, Node] = {}
+        self._apart: dict[tuple[str, str], bool] = {}
         self._automata_budget = automata.Budget()
+        self._proof_budget = automata.Budget()
         self._cases_left = MAX_CASES
         self._ends = time.thread_time() + MAX_SECONDS
         self._schemas_left = MAX_SCHEMAS
@@ -84,12 +88,47 @@ class Context:
         """Return a pattern of the schema in the backend's syntax."""
         return written(self._read(text, path))
 
+    def name_pattern(self, text: str, path: str) -> str:
+        """Return a pattern for names in the backend's syntax, with its look-aheads written out."""
+        rest, look_aheads = split_look_aheads(text)
+        found = None
+        with suppress(GrammarError):
+            nodes = [self._read(part, path) for part in (rest, *(p for p, _ in look_aheads))]
+            if look_aheads:
+                found = automata.regions((*nodes, _NUL), (), self._automata_budget)
+        if found is None:
+            return self.pattern(text, path)
+        return found.get((True, *(must for _, must in look_aheads), False), r"[^\s\S]")
+
     def unmatched(self, text: str, path: str) -> str | bool | None:
         """Return a pattern, in the backend's syntax, for the texts without NUL that a pattern does not
         match; False if there are none, None if that takes too long or cannot be written."""
         nodes = (self._read(text, path), _NUL)
         found = automata.regions(nodes, (), self._automata_budget)
         return None if found is None else found.get((False, False), False)
+
+    def may_match(self, text: str, value: str) -> bool:
+        """Whether a pattern may match a text. False only if it certainly does not."""
+        node = self._bound_of(text)
+        return node is None or automata.matches(node, value, self._proof_budget) is not False
+
+    def are_patterns_apart(self, one: str, other: str) -> bool:
+        """Whether certainly no text matches both patterns."""
+        key = (one, other)
+        if key not in self._apart:
+            nodes = [self._bound_of(text) for text in key]
+            self._apart[key] = None not in nodes and automata.are_apart(
+                [node for node in nodes if node is not None], self._proof_budget
+            )
+        return self._apart[key]
+
+    def _bound_of(self, text: str) -> Node | None:
+        """Return a pattern that matches at least the texts of this one, without its look-aheads; None
+        for one that cannot be read."""
+        try:
+            return self._read(split_look_aheads(text)[0], "#")
+        except GrammarError:
+            return None
 
     def pattern_with_lengths(
         self, text: str, path: str, least: int, most: int | None

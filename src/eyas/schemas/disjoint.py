@@ -9,15 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 
 from eyas.core import GrammarError
-from eyas.schemas.complement import Assumptions
 from eyas.schemas.context import Context
 from eyas.schemas.keywords import ALL, Object, Schema, canonical, common_types, has_type, types_of
 
 _MAX_CALLS = 3_000
 _MAX_DEPTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What is known of the values that a complement is taken among.
+
+    names: possible property names (is_closed: no others are possible). holding: ids of schemas that
+    all values satisfy. properties: for each property, schemas that its value satisfies. items and
+    members: schemas that every item of an array and every property's value satisfies.
+    """
+
+    types: frozenset[str] = ALL
+    names: frozenset[str] = frozenset()
+    is_closed: bool = False
+    holding: frozenset[int] = frozenset()
+    properties: dict[str, list[Schema]] = field(default_factory=dict)
+    items: Sequence[Schema] = ()
+    members: Sequence[Schema] = ()
 
 
 @dataclass(slots=True)
@@ -32,7 +51,10 @@ class _SchemaFacts:
     choices: list[list[Schema]] = field(default_factory=list)
     low: dict[str, float] = field(default_factory=dict)
     high: dict[str, float] = field(default_factory=dict)
+    patterns: list[str] = field(default_factory=list)
+    first_item: list[Schema] = field(default_factory=list)
     items: list[Schema] = field(default_factory=list)
+    members: list[Schema] = field(default_factory=list)
     holding: set[int] = field(default_factory=set)
 
 
@@ -98,6 +120,8 @@ class Disjointness:
             facts.allowed is not None,
             frozenset(facts.holding),
             facts.properties,
+            facts.items,
+            facts.members,
         )
 
     def _are_apart(self, one: list[Schema], other: list[Schema], depth: int) -> bool:
@@ -131,6 +155,9 @@ class Disjointness:
             if facts.values is not None:
                 keys = {canonical(value) for value in facts.values}
                 fitting = [value for value in fitting if canonical(value) in keys]
+            for pattern in facts.patterns:
+                matches = partial(self._context.may_match, pattern)
+                fitting = [v for v in fitting if not isinstance(v, str) or matches(v)]
             if not fitting:
                 return True
         return False
@@ -143,7 +170,12 @@ class Disjointness:
             return True
         if name == "array":
             least = max(a.low.get(name, 0), b.low.get(name, 0))
-            return least > 0 and self._are_apart(a.items or [True], b.items or [True], depth - 1)
+            return least > 0 and self._are_apart(
+                a.first_item or [True], b.first_item or [True], depth - 1
+            )
+        if name == "string":
+            pairs = product(a.patterns, b.patterns)
+            return any(self._context.are_patterns_apart(*pair) for pair in pairs)
         if name != "object":
             return False
         for key in sorted(a.required | b.required):
@@ -192,6 +224,8 @@ class Disjointness:
                 keys = {canonical(value) for value in values}
                 known = values if facts.values is None else facts.values
                 facts.values = [value for value in known if canonical(value) in keys]
+        if isinstance(schema.get("pattern"), str):
+            facts.patterns.append(schema["pattern"])
         if isinstance(schema.get("required"), list):
             facts.required.update(schema["required"])
         properties = schema.get("properties", {})
@@ -200,6 +234,12 @@ class Disjointness:
         if schema.get("additionalProperties") is False and not schema.get("patternProperties"):
             names = set(properties)
             facts.allowed = names if facts.allowed is None else facts.allowed & names
+        if (
+            "additionalProperties" in schema
+            and not properties
+            and not schema.get("patternProperties")
+        ):
+            facts.members.append(schema["additionalProperties"])
         for keyword in ("anyOf", "oneOf"):
             if isinstance(schema.get(keyword), list):
                 facts.choices.append(schema[keyword])
@@ -216,7 +256,9 @@ class Disjointness:
         prefix = schema.get("prefixItems") or schema.get("items")
         first = prefix[0] if isinstance(prefix, list) and prefix else schema.get("items")
         if isinstance(first, (dict, bool)):
-            facts.items.append(first)
+            facts.first_item.append(first)
+        if isinstance(schema.get("items"), (dict, bool)) and "prefixItems" not in schema:
+            facts.items.append(schema["items"])
 
 
 def _share_none(lists: Iterable[list[Any] | None]) -> bool:

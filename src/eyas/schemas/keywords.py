@@ -124,8 +124,8 @@ def children(schema: Object, path: str, *, with_definitions: bool = False) -> li
     ):
         if isinstance(schema.get(keyword), dict):
             members = schema[keyword].items()
-            is_mixed = keyword == "dependencies"  # lists of names as well
-            members = [m for m in members if not (is_mixed and isinstance(m[1], list))]
+            is_mixed = keyword == "dependencies"  # names as well
+            members = [m for m in members if not (is_mixed and isinstance(m[1], (list, str)))]
             found += [(child, under(path, keyword, name)) for name, child in members]
     return found
 

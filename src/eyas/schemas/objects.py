@@ -81,7 +81,7 @@ def _for_backend(
     written: dict[str, Schema] = {}
 
     def add(pattern: str, child: Schema) -> None:
-        text = rewriter.context.pattern(pattern, under(keyword_path, pattern))
+        text = rewriter.context.name_pattern(pattern, under(keyword_path, pattern))
         written[text] = both(written.get(text, True), child)
 
     for pattern, child in patterns.items():

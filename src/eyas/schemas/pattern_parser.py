@@ -204,7 +204,9 @@ class _Reader:
         char = self.pattern[self.position : self.position + 1]
         if char in _CLASSES:
             self.position += 1
-            return self._folded(Chars(_CLASSES[char], f"\\{char}"))
+            ranges = _CLASSES[char]
+            text = charsets.written(ranges) if char in "sS" else f"\\{char}"
+            return self._folded(Chars(ranges, text))
         if char and char in "Az":
             self.position += 1
             return Edge(char == "z", begin)
@@ -323,7 +325,8 @@ class _Reader:
         char = self.pattern[self.position : self.position + 1]
         if char in _CLASSES:
             self.position += 1
-            return _CLASSES[char], f"\\{char}"
+            ranges = _CLASSES[char]
+            return ranges, charsets.members(ranges) if char in "sS" else f"\\{char}"
         if char == "b":
             self.position += 1
             return 8, r"\x08"

@@ -2,7 +2,8 @@
 
 Promises: finds JSON pointers, anchors and embedded resources ($id) within one document; refuses a
 reference that leads out of the document or to nothing. References of `root` are absolute, so that its
-parts keep their meaning wherever they are written.
+parts keep their meaning wherever they are written. A $dynamicRef or $recursiveRef with one possible
+target in the document is a $ref there.
 Does not know: what schemas mean.
 """
 
@@ -30,6 +31,7 @@ class References:
         self._resources: dict[str, tuple[Any, str]] = {}
         self._anchors: dict[str, tuple[Any, str]] = {}
         self._found: dict[str, tuple[Any, str]] = {}
+        self._dynamic: dict[str | bool, list[dict[str, Any]]] = {}
         self._resources[_ROOT] = (self.root, "#")
         self._scan()
 
@@ -75,6 +77,7 @@ class References:
 
     def _scan(self) -> None:
         """Record every resource and anchor, and make references absolute."""
+        dynamic: list[tuple[dict[str, Any], str]] = []
         waiting = [(self.root, "#", _ROOT)]
         while waiting:
             node, path, base = waiting.pop()
@@ -94,12 +97,42 @@ class References:
             if isinstance(node.get("$ref"), str):
                 with suppress(ValueError):  # raised where it is followed
                     node["$ref"] = _absolute(node["$ref"], base)
-            for keyword in ("$anchor", self._id):
+            for keyword in ("$anchor", "$dynamicAnchor", self._id):
                 anchor = node.get(keyword)
-                if isinstance(anchor, str) and (keyword == "$anchor" or anchor.startswith("#")):
+                if isinstance(anchor, str) and (keyword != self._id or anchor.startswith("#")):
                     self._anchors.setdefault(f"{base}#{anchor.removeprefix('#')}", (node, path))
+            for keyword in ("$dynamicAnchor", "$recursiveAnchor"):
+                name = node.get(keyword)
+                if isinstance(name, (str, bool)) and name:
+                    self._dynamic.setdefault(name, []).append(node)
+            if "$dynamicRef" in node or "$recursiveRef" in node:
+                dynamic.append((node, base))
             below = children(node, path, with_definitions=True)
             waiting.extend((child, child_path, base) for child, child_path in below)
+        for node, base in dynamic:
+            self._make_static(node, base)
+
+    def _make_static(self, node: dict[str, Any], base: str) -> None:
+        """Replace a $dynamicRef or $recursiveRef by a $ref, unless its target depends on the schemas
+        that lead to it: then it stays, and is refused where it is rewritten."""
+        keyword = "$dynamicRef" if "$dynamicRef" in node else "$recursiveRef"
+        reference = node[keyword]
+        if "$ref" in node or not isinstance(reference, str):
+            return
+        try:
+            reference = _absolute(reference, base)
+            target, _ = self._target(reference, "#")
+        except (GrammarError, ValueError):
+            return
+        name: Any = True
+        if keyword == "$dynamicRef":
+            name = target.get("$dynamicAnchor") if isinstance(target, dict) else None
+        is_named = name is True or unquote(reference).endswith(f"#{name}")
+        others = self._dynamic.get(name, []) if is_named and isinstance(name, (str, bool)) else []
+        is_dynamic = any(other is target for other in others)
+        if not is_dynamic or len(others) == 1:
+            del node[keyword]
+            node["$ref"] = reference
 
 
 def _copied(node: Any) -> Any:

@@ -36,7 +36,7 @@ class Rewriter(RewriterBase):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self.complements = Complements(context, self.schema)
+        self.complements = Complements(context, self.disjointness, self.schema)
         self._names: dict[int, str] = {}
         self._waiting: list[tuple[str, Schema, str]] = []
         self._num_values = 0
