@@ -192,7 +192,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 good, "min_tokens", f"is above max_tokens ({self.min_tokens} > {self.max_tokens})"
             )
         _check(
-            not isinstance(self.stop, str)
+            isinstance(self.stop, (list, tuple))
             and len(self.stop) <= MAX_STOP_STRINGS
             and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_STRING_CHARS for s in self.stop),
             "stop",
@@ -232,7 +232,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             number = _as_int(value := getattr(self, name))
             if number is not None and number is not value:
                 force(self, name, number)
-        if any(type(token) is not int for token in self.stop_token_ids):
+        _check(isinstance(self.logit_bias, dict), "logit_bias", "maps token ids to numbers")
+        ids = self.stop_token_ids
+        if not isinstance(ids, tuple) or any(type(token) is not int for token in ids):
             ids = as_token_ids(self.stop_token_ids, "stop_token_ids")
             force(self, "stop_token_ids", tuple(ids))
         if any(type(token) is not int for token in self.logit_bias):

@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from numbers import Number, Real
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints, overload
 
 import msgspec
 
@@ -54,6 +57,13 @@ TextOutput = Regex | Grammar | re.Pattern[str] | str | Node
 """Output types whose value is the text."""
 _RENDER_OPTIONS = ("add_generation_prompt", "continue_final_message")
 """Template options that work with every chat template."""
+_KINDS = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    type(None): "None",
+}
 T = TypeVar("T")
 if TYPE_CHECKING:
     # For types that are not classes, such as `int | None` and `Literal["yes", "no"]`.
@@ -62,10 +72,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One prompt. output: what its answer must be; None if it is free. new_segmenter: makes the
-    segmenter of an answer; None if the text is not split."""
+    """One prompt. param: the argument that it came from, for errors. output: what its answer must be;
+    None if it is free. new_segmenter: makes the segmenter of an answer; None if the text is not
+    split."""
 
     prompt: list[int]
+    param: str = "prompt"
     output: OutputSpec | None = None
     new_segmenter: Callable[[], Segmenter] | None = None
 
@@ -78,7 +90,7 @@ class Asked:
 class LLM:
     """A model and its engine.
 
-    model: "builtin", a directory, or a hub name.
+    model: "builtin", a directory (a text or a path), or a hub name.
     drafter: as in `eyas.config.DraftConfig`, which also describes the other draft keywords, or an
     object of a `Drafter` class.
     seed: requests without a seed get one derived from it and from the number of requests before.
@@ -87,19 +99,20 @@ class LLM:
     progress: called with (stage, bytes done, bytes in all) while the model is loaded; both are 0 if a
     stage has no bytes to count.
     others: more settings, with the names of `eyas.settings.engine_config`, and keywords of SGLang's
-    Engine and vLLM's LLM. Raises ValueError for those that are not supported.
+    Engine and vLLM's LLM. Raises ValueError that names the keyword for those that are not supported,
+    and for values that cannot be used.
     """
 
     def __init__(
         self,
-        model: str = DEFAULTS.model.path,
+        model: str | os.PathLike[str] = DEFAULTS.model.path,
         *,
         drafter: str | Drafter = DEFAULTS.draft.drafter,
-        draft_model: str | None = DEFAULTS.draft.model,
+        draft_model: str | os.PathLike[str] | None = DEFAULTS.draft.model,
         draft_steps: int | Auto = DEFAULTS.draft.steps,
         draft_topk: int = DEFAULTS.draft.topk,
         draft_nodes: int | Auto = DEFAULTS.draft.nodes,
-        draft_token_map: str | None = DEFAULTS.draft.token_map,
+        draft_token_map: str | os.PathLike[str] | None = DEFAULTS.draft.token_map,
         dtype: DtypeName | Literal["half", "float"] = DEFAULTS.model.dtype,
         max_model_len: int | None = DEFAULTS.model.max_model_len,
         device: str = DEFAULTS.device.device,
@@ -109,12 +122,20 @@ class LLM:
         prefix_cache: bool = DEFAULTS.cache.prefix_cache,
         offline: bool = DEFAULTS.model.offline,
         seed: int | None = None,
-        chat_template: str | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
         **others: Any,
     ) -> None:
         own_drafter = None if isinstance(drafter, str) else drafter
+        _check("model", model, str | os.PathLike, "'builtin', a directory, or a hub name")
+        _check(
+            "drafter", drafter, str | Drafter, "the name of one, or an object of a Drafter class"
+        )
+        _check("config", config, EngineConfig | None, "an EngineConfig")
+        _check("seed", seed, int | None, "a whole number")
+        _check("chat_template", chat_template, str | os.PathLike | None, "a text, or a path")
+        _check("progress", progress, Callable | None, "a function")
         settings = {
             "model": model,
             "dtype": dtype,
@@ -129,7 +150,7 @@ class LLM:
             "draft_topk": draft_topk,
             "draft_nodes": draft_nodes,
             "draft_token_map": draft_token_map,
-            "device": device,
+            "device": str(device),
             "threads": num_threads,
         }
         parameters = inspect.signature(engine_config).parameters
@@ -141,7 +162,7 @@ class LLM:
         else:
             self.config = config
         self._seed = seed
-        template = None if chat_template is None else template_text(chat_template)
+        template = None if chat_template is None else template_text(os.fspath(chat_template))
         source = self.config.model
         directory = locate_model(source.path, source.revision, source.offline)
         self._tokenizer = Tokenizer.from_directory_if_there(directory)
@@ -222,8 +243,12 @@ class LLM:
         params: for all prompts, or one for each. output: what the continuation must be, as in `chat`.
         """
         type_ = None if output is None else typed(output)
-        asked = [self._asked(prompt, type_) for prompt in _as_prompts(prompts)]
-        return _to_values(self._run(asked, params), type_, is_one=_is_one(prompts))
+        listed, is_one = _split_prompts(prompts)
+        names = ["prompts"] if is_one else [f"prompts[{i}]" for i in range(len(listed))]
+        asked = [
+            self._asked(prompt, type_, name) for prompt, name in zip(listed, names, strict=True)
+        ]
+        return _to_values(self._run(asked, params), type_, is_one=is_one)
 
     @overload
     def chat(
@@ -379,11 +404,16 @@ class LLM:
         type_ = None if output is None else typed(output)
         wanted = _wanted(type_, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
         shown = None if wanted.choice == "none" else tools
+        listed = _as_list(messages)
+        is_one = isinstance(listed[0], Mapping)
         asked = [
-            self._asked_chat(self.encode_chat(one, tools=shown, **template_options), wanted)
-            for one in _as_conversations(messages)
+            self._asked_chat(
+                self.encode_chat(one, tools=shown, **template_options),
+                wanted,
+                "messages" if is_one else f"messages[{index}]",
+            )
+            for index, one in enumerate([listed] if is_one else listed)
         ]
-        is_one = isinstance(messages[0], Mapping)
         return _to_values(self._run(asked, params), type_, is_one=is_one)
 
     @overload
@@ -425,7 +455,7 @@ class LLM:
         value. OutputIncomplete is raised if the answer is not complete.
         """
         type_ = None if output is None else typed(output)
-        return self._stream(self._asked(prompt, type_), params, type_)
+        return self._stream(self._asked(prompt, type_, "prompt"), params, type_)
 
     @overload
     def stream_chat(
@@ -519,7 +549,7 @@ class LLM:
         wanted = _wanted(type_, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
         shown = None if wanted.choice == "none" else tools
         prompt = self.encode_chat(messages, tools=shown, **template_options)
-        return self._stream(self._asked_chat(prompt, wanted), params, type_)
+        return self._stream(self._asked_chat(prompt, wanted, "messages"), params, type_)
 
     def encode_chat(
         self,
@@ -534,13 +564,14 @@ class LLM:
         """
         require_tokenizer(self._tokenizer, "messages")
         template = require_template(self._template)
+        _check_tools(tools)
         for name in template_options:
             if name not in _RENDER_OPTIONS and not template.mentions(name):
                 raise RequestError(
                     f"{name}: is nothing that this model's chat template reads", param=name
                 )
         return template.render_ids(
-            list(messages), tools=list(tools) if tools else None, **template_options
+            _as_list(messages), tools=list(tools) if tools else None, **template_options
         )
 
     def close(self) -> None:
@@ -553,23 +584,24 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return require_tokenizer(self._tokenizer, "prompt").encode_prompt(prompt)
-        return as_token_ids(prompt, "prompts")
-
-    def _asked(self, prompt: Prompt, type_: Typed | None) -> Asked:
-        """Encode a prompt and its output type."""
+    def _asked(self, prompt: Prompt, type_: Typed | None, param: str) -> Asked:
+        """Encode a prompt and its output type. param: as in `Asked`."""
         output = None if type_ is None else OutputSpec(root=type_.node, param="output")
-        return Asked(self._encode(prompt), output)
+        if isinstance(prompt, str):
+            ids = require_tokenizer(self._tokenizer, param).encode_prompt(prompt)
+        else:
+            ids = as_token_ids(prompt, param)
+        return Asked(ids, param, output)
 
-    def _asked_chat(self, prompt: list[int], wanted: Wanted) -> Asked:
-        """Build the output grammar of an answer in the model's dialect. prompt: token ids."""
+    def _asked_chat(self, prompt: list[int], wanted: Wanted, param: str) -> Asked:
+        """Build the output grammar of an answer in the model's dialect. prompt: token ids. param: as in
+        `Asked`."""
         output = self.dialect.output(wanted, prompt)
         if output is not None and wanted.answer is not None:
             output = msgspec.structs.replace(output, param="output")
         return Asked(
             prompt,
+            param,
             output,
             lambda: self.dialect.segmenter(wanted, prompt),
         )
@@ -578,6 +610,12 @@ class LLM:
         output = asked.output
         if isinstance(params, Mapping):
             params, output = self._from_mapping(params, asked)
+        if not isinstance(params, SamplingParams | None):
+            raise RequestError(
+                "params: takes SamplingParams or a mapping, for several prompts also a list of them, "
+                f"not {type(params).__name__}",
+                param="params",
+            )
         params = params if params is not None else self.default_params()
         self._num_requests += 1
         if params.seed is None and self._seed is not None:
@@ -607,12 +645,13 @@ class LLM:
         if name == "structural_tag":
             raise RequestError(f"{name}: is for servers; pass output= here", param=name)
         kinds = {"json_schema": JsonSchema, "regex": Regex, "ebnf": Grammar}
-        return sampling, OutputSpec(root=typed(kinds[name](value)).node, param=name)
+        with _naming("output", name):
+            return sampling, OutputSpec(root=typed(kinds[name](value)).node, param=name)
 
     def _run(self, asked: list[Asked], params: Params) -> list[GenerationOutput]:
         """Answer prompts together. Returns their outputs in order."""
         own_params: list[AnyParams | None]
-        if params is None or isinstance(params, SamplingParams | Mapping):
+        if isinstance(params, str) or not isinstance(params, Sequence):
             own_params = [params] * len(asked)
         else:
             own_params = list(params)
@@ -624,8 +663,9 @@ class LLM:
         requests = [self._request(a, p) for a, p in zip(asked, own_params, strict=True)]
         outputs: list[GenerationOutput] = []
         try:
-            for request in requests:
-                self._open(request)
+            for request, prompt in zip(requests, asked, strict=True):
+                with _naming("prompt", prompt.param):
+                    self._open(request)
             for request, prompt in zip(requests, asked, strict=True):
                 outputs.append(self._collect(request, prompt))
         finally:
@@ -644,7 +684,10 @@ class LLM:
     def _stream(self, asked: Asked, params: AnyParams | None, type_: Typed | None) -> Iterator[Any]:
         request = self._request(asked, params)
         deltas = self._open_and_close(request)
-        next(deltas)  # opens the request now, and lets the generator close it if it is never read
+        with _naming("prompt", asked.param):
+            next(
+                deltas
+            )  # opens the request now, and lets the generator close it if it is never read
         if type_ is None:
             return deltas
         return _partials(deltas, _empty_output(request), asked.segmenters(request.params.n), type_)
@@ -692,10 +735,42 @@ def _config(changed: Mapping[str, Any], others: Mapping[str, Any]) -> EngineConf
     settings, translation = translate_keywords(changed, others)
     for note in translation.notes:
         log.info("%s", note)
+    types = get_type_hints(engine_config)
+    settings = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in settings.items()
+    }
     try:
+        for name, value in settings.items():
+            allowed = get_args(types[name]) or (types[name],)
+            needed = " or ".join(_KINDS[kind] for kind in allowed if kind in _KINDS)
+            keyword = "num_threads" if name == "threads" else name
+            _check(keyword, value, types[name], needed)
         return engine_config(**settings)
     except ValueError as error:
         raise keyword_error(error, translation.flags) from error
+
+
+def _check(name: str, value: Any, allowed: Any, needed: str) -> None:
+    """Raise ValueError that names a keyword whose value is none of the types `allowed`. Whole numbers
+    are floats, truth values are no numbers. needed: the types in words."""
+    kinds = get_args(allowed) or (allowed,)
+    is_right = isinstance(value, allowed) or (float in kinds and isinstance(value, Real))
+    if not is_right or (isinstance(value, bool) and bool not in kinds):
+        raise ValueError(f"{name}: must be {needed}, not {value!r:.80}")
+
+
+@contextmanager
+def _naming(param: str, argument: str) -> Iterator[None]:
+    """Rename the parameter of a RequestError to the argument that the caller gave."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param == param:
+            error.param = argument
+            error.message = f"{argument}: {error.message.removeprefix(f'{param}: ')}"
+            error.args = (error.message,)
+        raise
 
 
 def _nth_seed(seed: int, number: int) -> int:
@@ -704,33 +779,41 @@ def _nth_seed(seed: int, number: int) -> int:
     return int.from_bytes(digest) >> 1
 
 
-def _is_one(prompts: Any) -> bool:
-    """Whether this is one prompt (a text or token ids) and not several."""
+def _split_prompts(prompts: Any) -> tuple[list[Any], bool]:
+    """Return the prompts, and whether it is one (a text or token ids) that was not in a list."""
     if isinstance(prompts, str) or hasattr(prompts, "shape"):
-        return True
-    if not isinstance(prompts, Iterable):
+        return [prompts], True
+    if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping | Set | bytes):
         raise RequestError(
             "prompts: must be a text, token ids, or a list of either, not "
             f"{type(prompts).__name__}",
             param="prompts",
         )
-    first = next(iter(prompts), "")
-    return not (isinstance(first, Sequence) or getattr(first, "shape", ()))
+    listed = list(prompts)
+    first = listed[0] if listed else ""
+    is_one = isinstance(first, Number) or getattr(first, "shape", None) == ()
+    return ([listed], True) if is_one else (listed, False)
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    return [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[list-item]
-
-
-def _as_conversations(
-    messages: Conversation | Sequence[Conversation],
-) -> list[Conversation]:
+def _as_list(messages: Any) -> list[Any]:
+    """Return messages, or conversations, as a list. Raises RequestError if it has none."""
     listed = list(messages) if isinstance(messages, Iterable) else []
     if not listed:
-        raise RequestError("messages: give at least one message", param="messages")
-    if isinstance(listed[0], Mapping):
-        return [listed]  # type: ignore[list-item]
-    return listed  # type: ignore[return-value]
+        raise RequestError(
+            'messages: give at least one message, in a list: {"role": "user", "content": "..."}',
+            param="messages",
+        )
+    return listed
+
+
+def _check_tools(tools: Any) -> None:
+    """Raise RequestError if tools are no list of objects."""
+    is_list = isinstance(tools, Sequence) and all(isinstance(tool, Mapping) for tool in tools)
+    if tools is not None and not is_list:
+        raise RequestError(
+            'tools: must be a list of functions {"type": "function", "function": {"name": ...}}',
+            param="tools",
+        )
 
 
 def _wanted(
@@ -740,8 +823,16 @@ def _wanted(
     parallel: bool,
     max_reasoning_tokens: int | None,
 ) -> Wanted:
+    _check_tools(tools)
+    limit = max_reasoning_tokens
+    if limit is not None and not (type(limit) is int and limit >= 0):
+        raise RequestError(
+            f"max_reasoning_tokens: must be a whole number, 0 or more, not {limit!r:.80}",
+            param="max_reasoning_tokens",
+        )
     if isinstance(choice, Mapping):
-        choice = choice.get("function", {}).get("name")
+        function = choice.get("function")
+        choice = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(choice, str):
             raise RequestError(
                 'tool_choice: an object must be {"type": "function", "function": {"name": ...}}',

@@ -174,10 +174,12 @@ def test_a_token_that_the_model_lacks_is_named(
     with llm:
         size = llm.tokenizer.vocab_size
         assert f"tokenizer has {size} tokens and the model 256" in caplog.text
-        for ask in (llm.generate, lambda text: llm.chat([{"role": "user", "content": text}])):
+        text = "The capital of France"
+        asking = {"prompts": text, "messages": [{"role": "user", "content": text}]}
+        for (name, given), ask in zip(asking.items(), (llm.generate, llm.chat), strict=True):
             with pytest.raises(RequestError, match=f"{size} tokens and the model 256") as caught:
-                ask("The capital of France")
-            assert caught.value.param == "prompt"
+                ask(given)
+            assert caught.value.param == name
         with pytest.raises(RequestError, match=r"whole numbers from 0 to 255"):
             llm.generate([[size]])
         first = next(i for i in llm.tokenizer.encode_prompt("The capital of") if i > 255)

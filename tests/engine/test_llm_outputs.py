@@ -111,7 +111,55 @@ def test_what_is_no_message_is_named(llm: LLM, messages: Any) -> None:
         llm.chat(None, GREEDY)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("prompts", [None, 5, 0.5])
+@pytest.mark.parametrize("messages", [[[]], [QUESTION, []], [5], [None], [QUESTION, 5]])
+def test_what_is_no_conversation_is_named(llm: LLM, messages: Any) -> None:
+    with pytest.raises(RequestError, match=r"^messages: give at least one message"):
+        llm.chat(messages, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("param", "call"),
+    [
+        ("params", lambda llm: llm.generate("a", 5)),
+        ("params", lambda llm: llm.generate("a", "x")),
+        ("params", lambda llm: llm.generate(["a", "b"], [GREEDY, 5])),
+        ("params", lambda llm: llm.stream("a", [GREEDY])),
+        ("json_schema", lambda llm: llm.generate("a", {"json_schema": 5})),
+        ("stop", lambda llm: llm.generate("a", {"stop": 5})),
+        ("logit_bias", lambda llm: llm.generate("a", {"logit_bias": 5})),
+        ("stop_token_ids", lambda llm: llm.generate("a", {"stop_token_ids": 5})),
+        ("tools", lambda llm: llm.chat(QUESTION, GREEDY, tools=5)),
+        ("tools", lambda llm: llm.chat(QUESTION, GREEDY, tools=[5])),
+        ("tools", lambda llm: llm.encode_chat(QUESTION, tools=5)),
+        ("tool_choice", lambda llm: llm.chat(QUESTION, tool_choice={"function": 5})),
+        ("max_reasoning_tokens", lambda llm: llm.chat(QUESTION, max_reasoning_tokens="x")),
+        ("max_reasoning_tokens", lambda llm: llm.chat(QUESTION, max_reasoning_tokens=-1)),
+        ("messages", lambda llm: llm.encode_chat([])),
+        ("messages", lambda llm: llm.stream_chat(None)),
+        ("prompts", lambda llm: llm.generate("")),
+        ("prompts[1]", lambda llm: llm.generate(["a", ""], GREEDY)),
+        ("prompts[1]", lambda llm: llm.generate(["a", [10**6]], GREEDY)),
+        ("prompts[1]", lambda llm: llm.generate(["a", 5], GREEDY)),
+        ("prompts[0]", lambda llm: llm.generate([{"prompt": "x"}], GREEDY)),
+        ("prompt", lambda llm: llm.stream("", GREEDY)),
+        ("prompt", lambda llm: llm.stream(None, GREEDY)),
+    ],
+)
+def test_an_argument_that_cannot_be_is_named(llm: LLM, param: str, call: Any) -> None:
+    with pytest.raises(RequestError, match=f"^{re.escape(param)}: ") as caught:
+        call(llm)
+    assert caught.value.param == param
+
+
+def test_prompts_and_messages_may_come_from_an_iterator(llm: LLM) -> None:
+    shortly = SamplingParams(temperature=0, max_tokens=2)
+    given = ["The eagle", "A bird"]
+    several = llm.generate(iter(given), shortly)  # type: ignore[arg-type]
+    assert [output.text for output in several] == [llm.generate(p, shortly)[0].text for p in given]
+    assert len(llm.chat(iter(QUESTION), shortly)) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompts", [None, 5, 0.5, b"x", {"prompt": "x"}, {1, 2}])
 def test_what_is_no_prompt_is_named(llm: LLM, prompts: Any) -> None:
     with pytest.raises(RequestError, match=r"^prompts: must be a text, token ids, or a list"):
         llm.generate(prompts, GREEDY)

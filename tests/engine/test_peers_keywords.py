@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,33 @@ def test_what_cannot_be_is_refused_in_the_callers_words(
     for word in words:
         assert word in str(error.value)
     assert "--" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("model", value) for value in (None, 5, b"builtin")),
+        *(("drafter", value) for value in (None, 5, object())),
+        *(("draft_steps", value) for value in (None, 1.5)),
+        *(("max_model_len", value) for value in ("100", 64.0, True)),
+        *(("num_threads", value) for value in ("x", 1.5)),
+        *(("seed", value) for value in ("x", 1.5, True)),
+        *((name, 5) for name in ("config", "chat_template", "progress", "draft_model", "dtype")),
+        *((name, "x") for name in ("memory_fraction", "gpu_memory_utilization", "prefix_cache")),
+        *((name, None) for name in ("offline", "max_num_seqs", "draft_topk")),
+        *((name, "x") for name in ("context_length", "tensor_parallel_size", "num_slots")),
+        ("speculative_config", 5),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: (must be|is not JSON)"):
+        LLM(**{name: value})
+
+
+def test_a_model_may_be_given_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        LLM(tmp_path)
 
 
 def test_a_keyword_that_nobody_knows_is_a_type_error() -> None:

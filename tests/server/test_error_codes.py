@@ -59,6 +59,7 @@ CASES = [
     Case(Code.UNSUPPORTED_PARAMETER, {**PROMPT, "use_beam_search": True}),
     Case(Code.UNSUPPORTED_PARAMETER, {**PROMPT, "suffix": "x"}),
     Case(Code.MISSING_REQUIRED_PARAMETER, {}, CHAT),
+    Case(Code.MISSING_REQUIRED_PARAMETER, {**PROMPT, "response_format": {"type": "json_schema"}}),
     Case(Code.INVALID_TYPE, {"messages": "x"}, CHAT),
     Case(Code.INVALID_TYPE, {**PROMPT, "structured_outputs": "x"}),
     Case(Code.INVALID_VALUE, {**PROMPT, "top_p": 7}),

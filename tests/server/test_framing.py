@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.server.fakes import FakeClient, LiveServer
+from eyas.server import http_protocol
+from tests.server.fakes import FakeClient, LiveServer, live_server
 from tests.server.test_limits import CHAT, post_head, raw, read_all, until
 
 
@@ -46,6 +48,21 @@ CHUNKED = (
     b"POST %b HTTP/1.1\r\nhost: localhost\r\nx-request-id: mine\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
+
+
+def test_a_kind_of_what_is_no_request_is_logged_rarely(
+    directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    caplog.set_level("WARNING", logger="eyas.server")
+    monkeypatch.setattr(http_protocol, "WARNING_SECONDS", 1e9)
+    with live_server(FakeClient(directory)) as server:
+        for data in (b"no request\r\n\r\n", b"GET / HTTP/1.1\nhost: localhost\n\n") * 3:
+            with raw(server, data) as connection:
+                refused(read_all(connection), 400)
+    warnings = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warnings) == 2, warnings
+    assert all("no valid request" in warning for warning in warnings)
+    assert not [each for each in caplog.records if each.name.startswith("uvicorn")]
 
 
 @pytest.mark.parametrize("offer", [b"h2c", b"websocket"])

@@ -107,6 +107,19 @@ BIG = 10**300
             "context holds 512",
         ),
         (CHAT, {"messages": USER, "max_tokens": 0}, "max_tokens", "at least 1"),
+        (CHAT, {"messages": USER, "kv_transfer_params": {"a": 1}}, "kv_transfer_params", "neither"),
+        (CHAT, {"messages": USER, "top_K": 1}, "top_K", "did you mean top_k?"),
+        (CHAT, {"messages": USER, "return_token_ids": True}, "return_token_ids", "must be false"),
+        (CHAT, {"messages": USER, "bad_words": ["x"]}, "bad_words", "logit_bias"),
+        (TEXT, {"prompt": "x", "max_completion_tokens": 5}, "max_completion_tokens", "max_tokens"),
+        (TEXT, {"prompt": "x", "logit_bias": {"5": 1, "05": 2}}, "logit_bias", "token ids"),
+        (TEXT, {"prompt": "x", "n": 2, "best_of": 1}, "best_of", "leave it out"),
+        (
+            "/generate",
+            {"text": ["x y z", "x"], "return_logprob": True, "logprob_start_len": 9},
+            "logprob_start_len",
+            "below",
+        ),
         (TEXT, {"prompt": [5] * 513, "max_tokens": 0, "echo": True}, "prompt", "context holds"),
         (TEXT, {"prompt": [5] * 512, "max_tokens": 1, "echo": True}, "prompt", "context holds"),
         ("/generate", {"text": {}}, "text", "must be a string or a list of strings"),
@@ -121,6 +134,52 @@ def test_a_field_of_several_forms_is_judged_by_the_one_that_was_sent(
     assert error["param"] == param
     assert said in error["message"] and "instance of" not in error["message"]
     assert error["message"].startswith(f"{param}: ") or error["code"] == "context_length_exceeded"
+
+
+SHORT, LONG = "x", "x " * 3000
+TOOLS = [{"name": f"f{i}", "description": "word " * 90, "parameters": {}} for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/messages", {"messages": USER, "system": LONG, "max_tokens": 1}, "system"),
+        (
+            "/v1/messages",
+            {"messages": [*USER, {**USER[0], "content": LONG}], "system": SHORT, "max_tokens": 1},
+            "messages",
+        ),
+        ("/v1/responses", {"input": SHORT, "instructions": LONG}, "instructions"),
+        (
+            "/v1/responses",
+            {"input": SHORT, "instructions": LONG, "truncation": "auto"},
+            "instructions",
+        ),
+        ("/v1/responses", {"input": [{**USER[0], "content": LONG}], "instructions": "x"}, "input"),
+        (CHAT, {"messages": [{**USER[0], "content": LONG}]}, "messages"),
+        (
+            CHAT,
+            {"messages": USER, "tools": [{"type": "function", "function": tool} for tool in TOOLS]},
+            "tools",
+        ),
+        (
+            "/v1/responses",
+            {"input": SHORT, "tools": [{"type": "function", **tool} for tool in TOOLS]},
+            "tools",
+        ),
+    ],
+)
+def test_a_prompt_that_is_too_long_names_the_field_with_the_most_text(
+    http: httpx.Client, path: str, fields: dict[str, Any], param: str
+):
+    response = http.post(path, json=fields)
+    assert response.status_code == 400, response.text[:500]
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+
+
+def test_no_alternatives_need_no_log_probabilities(http: httpx.Client):
+    assert http.post(CHAT, json={"messages": USER, "top_logprobs": 0}).status_code == 200
 
 
 def test_an_assistant_may_call_refuse_or_reason_without_content(

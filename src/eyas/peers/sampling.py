@@ -95,5 +95,5 @@ def _token_id(key: Any) -> Any:
 def _no_such(name: str, known: tuple[str, ...]) -> str:
     if name in ("custom_params", "custom_logit_processor"):
         return "requests can set logit bias and grammars, but not code; leave it out"
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(str(name), known, n=1)
     return f"is no sampling parameter{f'; did you mean {near[0]}?' if near else ''}"

@@ -291,7 +291,7 @@ def _from_vllm(config: str | Mapping[str, Any], notes: list[str]) -> dict[str, A
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise Refused([f"--speculative-config: is not JSON ({error})"]) from error
     if not isinstance(value, dict):
         raise Refused([f"--speculative-config: must be a JSON object, not {text!r}"])

@@ -45,6 +45,25 @@ _UNSUPPORTED = {
     ),
     "chat_template": "templates of a request are not accepted; the model's own is used",
     "documents": "is not supported; put them into a message",
+    "truncate_prompt_tokens": "is not supported; send a shorter prompt",
+    **dict.fromkeys(
+        ("bad_words", "bad_words_ids", "allowed_token_ids"),
+        "is not supported; send logit_bias, or what the output must be as structured_outputs",
+    ),
+    **dict.fromkeys(
+        ("logits_processors", "custom_logit_processor", "custom_params"),
+        "requests cannot bring code; send logit_bias or structured_outputs",
+    ),
+    **dict.fromkeys(
+        ("audio", "image_data", "audio_data", "video_data", "mm_processor_kwargs"),
+        "the model reads and writes text alone",
+    ),
+    **dict.fromkeys(
+        ("prompt_embeds", "input_embeds", "return_hidden_states"),
+        "requests and answers are texts and token ids; leave it out",
+    ),
+    "web_search_options": "the server calls no tools; send tools, and their results as messages",
+    "max_completion_tokens": "is for chats; send max_tokens, or max_output_tokens in /v1/responses",
     **dict.fromkeys(
         ("enable_thinking", "thinking"),
         'is not supported; send chat_template_kwargs with {"enable_thinking": ...}',
@@ -58,6 +77,7 @@ _PLAIN_TEXTS = frozenset(
 )
 """Fields of messages whose strings are only read by the model."""
 
+_AS_JSON = {"True": "true", "False": "false"}
 _OBJECTS = {
     "messages": '{"role": "user", "content": "..."}',
     "tools": '{"type": "function", "function": {"name": "..."}}',
@@ -224,7 +244,7 @@ def _field_error(error: ValidationError, body: dict[str, Any], kind: type[Strict
     excerpt = excerpt_at(body, path)
     if first["type"] == "extra_forbidden":
         names = sorted(kind.known_names)
-        near = get_close_matches(str(first["loc"][-1])[:MAX_NAME_CHARS], names, n=1)
+        near = get_close_matches(str(first["loc"][-1])[:MAX_NAME_CHARS].lower(), names, n=1)
         remedy = f"did you mean {near[0]}?" if near and len(first["loc"]) == 1 else "leave it out"
         message = f"{path}: is not a field of this request; {remedy}"
         return ApiError(Code.UNKNOWN_PARAMETER, message, param=path, excerpt=excerpt)
@@ -237,5 +257,8 @@ def _field_error(error: ValidationError, body: dict[str, Any], kind: type[Strict
         message = f"must be an object such as {example}" if example else "must be an object"
     elif first["type"] == "list_type":
         message = "must be a list"
+    elif first["type"] == "literal_error":
+        expected = message.removeprefix("Input should be ")
+        message = f"must be {_AS_JSON.get(expected, expected)}"
     code = Code.INVALID_TYPE if first["type"].endswith("_type") else Code.INVALID_VALUE
     return ApiError(code, f"{path}: {message}", param=path, excerpt=excerpt)

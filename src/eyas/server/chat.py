@@ -48,7 +48,7 @@ def prepare_chat(
     """
     refuse_unsupported(body)
     check_alternatives(body, processor.max_top_logprobs, "top_logprobs", "prompt_logprobs")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs: needs logprobs: true", param="top_logprobs")
     if body.return_draft_trees and (body.n or 1) > 1:
         raise RequestError(

@@ -15,6 +15,7 @@ import msgspec
 from eyas.core import RequestError
 from eyas.grammar import SPACED, Literal, Node, OutputSpec, Regex
 from eyas.schemas import grammar_source
+from eyas.server.codes import Code
 from eyas.server.free_text import ControlTokenSplitter, choice_of
 from eyas.server.json_schema import schema_node
 from eyas.server.request_models import ConstraintFields, ResponseFormat, StructuredOutputs
@@ -114,7 +115,11 @@ def _response_format(
         case "json_schema":
             schema_format = response_format.json_schema
             if schema_format is None:
-                _refuse("response_format.json_schema", "is required for type 'json_schema'")
+                _refuse(
+                    "response_format.json_schema",
+                    "is required for type 'json_schema'",
+                    Code.MISSING_REQUIRED_PARAMETER,
+                )
             param = "response_format.json_schema.schema"
             yield _schema(schema_format.schema_, param, lenient=schema_format.strict is False)
         case "structural_tag":
@@ -199,5 +204,5 @@ def _white_space(pattern: str | None, param: str) -> str | None:
         _refuse(param, str(error))
 
 
-def _refuse(param: str, what: str) -> NoReturn:
-    raise RequestError(f"{param}: {what}", param=param)
+def _refuse(param: str, what: str, code: Code = Code.INVALID_VALUE) -> NoReturn:
+    raise RequestError(f"{param}: {what}", param=param, code=code.word)

@@ -7,6 +7,7 @@ field that was sent. Does not know: the other API, HTTP.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 
 from eyas.core import RequestError
 from eyas.server.chat import PreparedChat, prepare_chat
+from eyas.server.codes import Code
 from eyas.server.error_context import Rename, renamed
 from eyas.server.errors import ApiError
 from eyas.server.request_models import (
@@ -28,7 +30,7 @@ from eyas.server.request_models import (
     Tool,
     ToolCall,
 )
-from eyas.server.text_processor import TextProcessor
+from eyas.server.text_processor import TextProcessor, num_chars
 
 _MESSAGE_PATH = re.compile(r"messages\[([0-9]+)\](?:(\.content)((?:\[|\.).*)?)?.*", re.DOTALL)
 
@@ -98,11 +100,24 @@ def prepare_converted_chat(
     try:
         chat = prepare_chat(new_body(), processor, request_id, cache_salt)
     except (RequestError, ApiError) as error:
+        if isinstance(error, ApiError) and error.code is Code.CONTEXT_LENGTH_EXCEEDED:
+            raise renamed(error, lambda path: _longest_field(path, messages)) from error
         raise renamed(error, lambda path: rename(path_in_input(path, messages))) from error
     if (output := chat.request.output) is not None:
         param = None if output.param is None else rename(output.param)
         chat.request.output = msgspec.structs.replace(output, param=param)
     return chat
+
+
+def _longest_field(path: str, messages: Sequence[PlacedMessage]) -> str:
+    """Return the field of the body that is to be shortened where a chat's `path` is too long: of those
+    that messages came from, the one with the most text."""
+    if path != "messages":
+        return path
+    lengths: Counter[str] = Counter()
+    for placed in messages:
+        lengths[placed.path.partition("[")[0]] += num_chars(placed.message.model_dump())
+    return max(lengths, key=lengths.__getitem__)
 
 
 def path_in_input(path: str, messages: Sequence[PlacedMessage]) -> str:

@@ -54,7 +54,14 @@ def generate_requests(
     constraint = constraint_of(sampling_fields, processor.splitter, _PREFIX)
     output = constrained_output(constraint, ignore_eos=params.ignore_eos)
     with errors_with_sglang_names(_PREFIX):
-        return processor.make_requests(prompts, params, output, request_id, cache_salt)
+        requests = processor.make_requests(prompts, params, output, request_id, cache_salt)
+    shortest = min(len(request.prompt_token_ids) for request in requests)
+    if start is not None and start >= shortest:
+        raise RequestError(
+            f"logprob_start_len: is the index of a prompt token, below the {shortest} of the prompt",
+            param="logprob_start_len",
+        )
+    return requests
 
 
 def _params(

@@ -21,6 +21,7 @@ from eyas.server.formats import ChoiceOutput
 from eyas.server.request_models import ChatBody, CompletionFields
 
 FIELD = "kv_transfer_params"
+FLAGS = ("do_remote_decode", "do_remote_prefill")
 MAX_KEY_CHARS = 64
 KEY = re.compile("[0-9a-f]{32}")
 """A key that a prefill server has made (`engine.handover.engine`)."""
@@ -47,8 +48,10 @@ def hand_over(body: CompletionFields, requests: Sequence[Request], role: Role) -
     if has_room(body):
         _meet(body, requests, role)
         return
-    offers, takes = _flag(body, "do_remote_decode"), _flag(body, "do_remote_prefill")
+    offers, takes = (_flag(body, name) for name in FLAGS)
     if not (offers or takes):
+        if body.kv_transfer_params and body.kv_transfer_params.keys().isdisjoint(FLAGS):
+            raise _error(f"{FIELD}: has neither {' nor '.join(FLAGS)}; leave it out")
         return
     if offers and takes:
         raise _error(f"{FIELD}: give either do_remote_decode or do_remote_prefill")

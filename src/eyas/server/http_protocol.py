@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import re
 import socket
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -29,8 +31,11 @@ from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.middleware import request_id_of
 
+log = logging.getLogger("eyas.server")
+
 HEAD_TIMEOUT_SECONDS = 30.0
 LINGER_SECONDS = 2.0
+WARNING_SECONDS = 60.0
 NO_REQUEST = "this is no HTTP request"
 NO_BODY = "the request's body is not in the form that its head announces"
 TWO_LENGTHS = (
@@ -41,6 +46,9 @@ ODD_LINES = (
     "one line that ends in CR LF"
 )
 _ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
+_errors_alone = logging.getLogger("uvicorn.error.alone")
+_errors_alone.setLevel(logging.ERROR)
+"""uvicorn's warnings, one for each request that cannot be parsed, are ours here (`warn_rarely`)."""
 _ODD_LINE_END = re.compile(rb"(?<!\r)\n|\n[ \t]")
 
 
@@ -57,6 +65,7 @@ class Connections:
         self._open: set[BoundedProtocol] = set()
         self._idle: dict[BoundedProtocol, None] = {}
         self._ending: BoundedProtocol | None = None
+        self._warned_at: dict[str, float] = {}
         self.when_changed: Callable[[], None] = lambda: None
 
     def has_capacity(self) -> bool:
@@ -74,6 +83,14 @@ class Connections:
                 transport.abort()  # close() would wait for a client that may never read the rest
             else:
                 transport.close()
+
+    def warn_rarely(self, message: str) -> None:
+        """Log a warning, at most once in WARNING_SECONDS. message: one of a few, without data of
+        clients."""
+        now = time.monotonic()
+        if now - self._warned_at.get(message, -WARNING_SECONDS) >= WARNING_SECONDS:
+            self._warned_at[message] = now
+            log.warning("%s", message)
 
     def add(self, connection: BoundedProtocol) -> None:
         """Count a connection that is about to be opened."""
@@ -184,6 +201,7 @@ class BoundedProtocol(H11Protocol):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self.logger = _errors_alone
         self._connections = connections
         self._write_timeout_seconds = write_timeout_seconds
         self._num_since_progress = 0
@@ -236,9 +254,6 @@ class BoundedProtocol(H11Protocol):
             self._stop_head_timer()
         elif not had_request and self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self.transport.close)
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: who offers HTTP/2 or a websocket must expect an answer in HTTP/1.1."""
 
     def eof_received(self) -> bool:  # pyrefly: ignore
         """Keep the connection open until the requests that have arrived are answered."""
@@ -308,6 +323,7 @@ class BoundedProtocol(H11Protocol):
         error = self._reader.fault
         if error is None:
             error = ApiError(Code.MALFORMED_HTTP, NO_BODY if has_head else NO_REQUEST)
+        self._connections.warn_rarely(f"a connection sent no valid request: {error.message}")
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = msgspec.json.encode(error.body())
             headers = [

@@ -2,8 +2,7 @@
 
 Promises: no more connections are open than the server allows, so that file descriptors are left for
 everything else. At the limit an idle connection is closed to make place for a new one
-(`eyas.server.http_protocol.Connections`); until then new connections wait in the system's queue. When
-the system has no free file descriptors, the log says so at most once a minute.
+(`eyas.server.http_protocol.Connections`); until then new connections wait in the system's queue.
 Does not know: HTTP, what the connections are for.
 """
 
@@ -11,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import socket
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, cast
@@ -22,12 +19,9 @@ import uvicorn
 
 from eyas.server.http_protocol import BoundedProtocol, Connections
 
-log = logging.getLogger("eyas.server")
-
 MAX_ACCEPTED_AT_ONCE = 64
 """Connections that are accepted in one turn of the event loop."""
 RETRY_SECONDS = 1.0
-LOG_SECONDS = 60.0
 _NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -75,7 +69,6 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_listening = self._is_closed = False
-        self._warned_at = -LOG_SECONDS
         connections.when_changed = self._listen
         listener.setblocking(False)
         self._listen()
@@ -106,7 +99,7 @@ class Acceptor:
         if not self._connections.has_capacity():
             self._pause()
             self._connections.close_idle()
-            self._warn_rarely(
+            self._connections.warn_rarely(
                 "as many connections are open as are allowed; idle ones are closed for new ones"
             )
             return
@@ -118,7 +111,8 @@ class Acceptor:
                     self._pause()
                     self._connections.close_idle()
                     self._loop.call_later(RETRY_SECONDS, self._listen)
-                    self._warn_rarely(f"no connection can be accepted now: {error.strerror}")
+                    reason = error.strerror
+                    self._connections.warn_rarely(f"no connection can be accepted now: {reason}")
                 return  # or no more connections are waiting
             protocol = self._new_protocol()
             self._connections.add(protocol)
@@ -134,9 +128,3 @@ class Acceptor:
         except (OSError, asyncio.CancelledError):
             connection.close()
             self._connections.closed(protocol)
-
-    def _warn_rarely(self, message: str) -> None:
-        """Log a warning, at most once in LOG_SECONDS."""
-        if time.monotonic() - self._warned_at >= LOG_SECONDS:
-            self._warned_at = time.monotonic()
-            log.warning("%s", message)

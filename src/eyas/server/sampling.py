@@ -6,6 +6,7 @@ Promises: refuses a field that cannot be honoured by name. Does not know: prompt
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -15,13 +16,14 @@ from eyas.server.request_models import CompletionFields
 
 SEED_BITS = 53
 """Bits of a randomly drawn seed: few enough for clients that store numbers as doubles."""
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # no two texts for one id
 
 
 def refuse_unsupported(body: CompletionFields) -> None:
     """Raise RequestError for fields that are known but not supported, or do not go together."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError(
-            "best_of: is not supported above n; ask for n answers",
+            "best_of: is not supported; leave it out, and ask for n answers",
             param="best_of",
             code="unsupported_parameter",
         )
@@ -116,7 +118,7 @@ def sampling_params(
 def _logit_bias(entries: Mapping[str, float]) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in entries.items():
-        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+        if not _TOKEN_ID.fullmatch(key):
             raise RequestError("logit_bias: keys must be token ids", param="logit_bias")
         bias[int(key)] = float(value)
     return bias

@@ -163,6 +163,10 @@ class TextProcessor:
         """
         require_tokenizer(self.tokenizer, "messages")
         template = require_template(self.template)
+        # Of the two fields, the one with more text is named where only their sum is too long.
+        longer = max(
+            ("messages", messages), ("tools", tools), key=lambda field: num_chars(field[1])
+        )[0]
         without_content = [
             {k: v for k, v in message.items() if k != "content"} for message in messages
         ]
@@ -175,8 +179,8 @@ class TextProcessor:
         self.check_length("".join(contents), "messages")
         pieces = template.render(messages, tools, **options)
         text = "".join(piece for piece in pieces if isinstance(piece, str))
-        self.check_length(text, "messages")
-        return self.check_ids(template.ids_of(pieces), "messages")
+        self.check_length(text, longer)
+        return self.check_ids(template.ids_of(pieces), longer)
 
     def check_length(self, text: str, param: str, num_reserved: int = 1) -> None:
         """Raise ApiError if `text` cannot fit. Cheap, however long the text is."""
@@ -222,6 +226,11 @@ def _dialect(
     if reasoning_parser is None and tool_call_parser is None:
         return find_dialect(tokenizer, source, info.architecture)
     return named_dialect(tokenizer, reasoning_parser, tool_call_parser, source, info.architecture)
+
+
+def num_chars(value: Any) -> int:
+    """Return the length of all strings in plain JSON data."""
+    return sum(map(len, _strings_in(value)))
 
 
 def _strings_in(value: Any) -> Iterator[str]:
