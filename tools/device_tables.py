@@ -47,7 +47,7 @@ def _entry(results: Results, name: str, batch: int) -> dict[str, Any] | None:
 def speed_table(results: Results) -> str:
     """Return the table of tokens per second and step times, exact and not, with their targets."""
     lines = [
-        "| Llama-3.1-8B shape, bfloat16 | batch | exact | --no-exact | aim |",
+        "| Llama-3.1-8B shape, bfloat16 | batch | exact | --no-exact | target |",
         "|---|---|---|---|---|",
     ]
     for text, name, batch, aim in SPEEDS:
@@ -151,7 +151,7 @@ def attention_table(results: Results) -> str:
 
 
 SERVED = (
-    ("h200_serve", "free", "Llama-3.1-8B, chain of 5, acceptance drawn at 3.52"),
+    ("h200_serve", "free", "Llama-3.1-8B, chain of 5, synthetic acceptance of 3.52"),
     ("h200_serve_loaded", "free", "the same at twice the rate, sizes of drafts chosen by cost"),
     ("h200_serve_schemas", "free", "Qwen3-8B, drafts of a random head: requests without a schema"),
     ("h200_serve_schemas", "schema", "those with one, a quarter, beside them"),

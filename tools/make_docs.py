@@ -86,7 +86,7 @@ def _tokens_per_step(result: dict[str, Any]) -> float:
 
 CLAIMS = (
     Claim(
-        "plain decoding against `transformers.generate`, short tasks, batch 1",
+        "plain decoding, speed relative to `transformers.generate`, short tasks, batch 1",
         "decode_cpu",
         _faster(1),
         "{:.2f}x",
@@ -110,7 +110,7 @@ CLAIMS = (
         lambda value: value >= 1.5,
     ),
     Claim(
-        "n-gram drafting against plain, copy-heavy prompts",
+        "n-gram drafting, speed relative to plain decoding, answers that repeat the prompt",
         "ngram_copy",
         lambda result: _drafted(_batch(result, 1))["ratio"]["median"],
         "{:.2f}x",
@@ -127,16 +127,16 @@ CLAIMS = (
         headline="built-in model and head, a tree of 16 nodes, held-out prompts, greedy: tokens a step",
     ),
     Claim(
-        "auto against plain, held-out prompts, batch 1 (median of the rounds)",
+        "`auto`, speed relative to plain decoding, held-out prompts, batch 1 (median of the rounds)",
         "auto_together",
         lambda result: _drafted(_batch(result, 1))["ratio"]["median"],
         "{:.2f}x",
         ">= 1.5x",
         lambda value: value >= 1.5,
-        headline="the same, drafts chosen by cost, batch 1: speed against plain decoding",
+        headline="the same, `--drafter auto`, batch 1: speed relative to plain decoding",
     ),
     Claim(
-        "the same, batches 2, 4, 8 and 16, the least of their medians",
+        "the same, the lowest of the medians at batch 2, 4, 8 and 16",
         "auto_together",
         _least_ratio,
         "{:.2f}x",
@@ -161,7 +161,7 @@ CLAIMS = (
         lambda value: value >= 1.3,
     ),
     Claim(
-        "own JSON tasks: tokens/s with a schema of those without, drafted (chain of 5)",
+        "own JSON tasks: tokens/s with a schema relative to those without, drafted (chain of 5)",
         "structured",
         lambda result: result["groups"]["own tasks"]["speed_ratios"][SCHEMA_COST]["median"],
         "{:.2f}x",
@@ -194,7 +194,8 @@ CLAIMS = (
         lambda value: value >= 85,
     ),
     Claim(
-        "32 clients for 10 minutes, some hostile: answers that differ from those alone, or fail",
+        "32 clients for 10 minutes, some with invalid requests: answers that fail, or differ from "
+        "those without load",
         "serve_soak",
         lambda result: result["num_mismatches"] + result["num_errors"],
         "{:.0f}",
@@ -211,7 +212,7 @@ CLAIMS = (
         headline="Llama-3.1-8B shape, random weights, batch 32: plain tokens/s",
     ),
     Claim(
-        "the same with an EAGLE-3 chain of 5, acceptance drawn at 3.52, batch 1",
+        "the same with an EAGLE-3 chain of 5, synthetic acceptance of 3.52, batch 1",
         "h200_chain",
         lambda result: _batch(result, 1)["tokens_per_second"],
         "{:,.0f}",
@@ -225,7 +226,7 @@ CLAIMS = (
         "{:,.0f}",
         ">= 13,200",
         lambda value: value >= 13200,
-        headline="… with an EAGLE-3 chain of 5, acceptance drawn at 3.52: tokens/s",
+        headline="… with an EAGLE-3 chain of 5, synthetic acceptance of 3.52 tokens a step: tokens/s",
     ),
     Claim(
         "a step with a tree of 32 nodes for each of 8 sequences, drafting included",
@@ -236,16 +237,16 @@ CLAIMS = (
         lambda value: value <= 10.0,
     ),
     Claim(
-        "a JSON schema on each of 32 requests: a step's mean over that without (Qwen3-8B shape)",
+        "a JSON schema on each of 32 requests: mean step time relative to none (Qwen3-8B shape)",
         "h200_schemas",
         lambda result: _batch(result, 32)["ratio"]["mean"],
         "{:.3f}x",
         "<= 1.03x",
         lambda value: value <= 1.03,
-        headline="32 requests with a JSON schema each: mean time of a step against none",
+        headline="32 requests with a JSON schema each: mean step time relative to none",
     ),
     Claim(
-        "a prompt of 8192 tokens: share of 790 TFLOP/s",
+        "a prompt of 8192 tokens: fraction of 790 TFLOP/s",
         "h200_prefill",
         lambda result: 100 * result["results"][0]["share_of_peak"],
         "{:.1f} %",
@@ -253,7 +254,8 @@ CLAIMS = (
         lambda value: value >= 65,
     ),
     Claim(
-        "of 100,000 and more logits rows over batches, trees, chunks, preemption: those that differ",
+        "100,000 and more logits rows in other batches, trees, chunks and after preemption: "
+        "rows that differ",
         "h200_exact",
         lambda result: result["all"]["num_different"],
         "{}",
@@ -279,7 +281,7 @@ def read_results() -> dict[str, dict[str, Any]]:
 
 def claims_table(results: dict[str, dict[str, Any]]) -> str:
     """Return the table of claims: the measured number, the machine, and whether the target is met."""
-    lines = ["| | measured | aim | met | on |", "|---|---|---|---|---|"]
+    lines = ["| | measured | target | met | on |", "|---|---|---|---|---|"]
     for claim in CLAIMS:
         if claim.result not in results:
             lines.append(f"| {claim.text} | not measured | {claim.target} | | |")

@@ -6,6 +6,7 @@ is also seen from outside, where Python and torch start anew.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -20,6 +21,7 @@ import pytest
 import torch
 
 from eyas.cli import main
+from eyas.cli.errors import report
 from tests.models.quantised import CASES, change_config, write_quantised
 from tests.models.tiny import make_model, save_model
 from tests.models.tiny_heads import (
@@ -139,6 +141,33 @@ def test_what_a_user_can_put_right_is_one_clear_line(
 )
 def test_so_it_is_from_outside(arguments: list[str], words: list[str]) -> None:
     assert_one_clear_line(installed(*arguments), words)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotADirectoryError(errno.ENOTDIR, "Not a directory", "file/run"),
+        PermissionError(errno.EACCES, "Permission denied", "locked"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+    ids=str,
+)
+def test_a_file_that_cannot_be_used_is_the_users_to_put_right(
+    error: OSError, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(error) == 2
+    shown = capsys.readouterr().err
+    assert error.strerror in shown
+    assert str(error.filename or "") in shown
+    assert "bug" not in shown
+
+
+@pytest.mark.parametrize("arguments", [["generate"], ["chat"]], ids=str)
+def test_a_closed_standard_input_is_an_empty_one(arguments: list[str]) -> None:
+    line = ["sh", "-c", '"$@" <&-', "sh", str(EYAS), *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert "bug in eyas" not in done.stderr
+    assert done.returncode == (2 if arguments == ["generate"] else 0)
 
 
 def assert_one_clear_line(done: Done, words: list[str]) -> None:

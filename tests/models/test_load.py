@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
 import shutil
@@ -434,6 +436,22 @@ def test_what_is_no_model_is_named_with_the_remedy(copy: Path, tmp_path: Path) -
 def test_a_broken_config_is_refused(copy: Path) -> None:
     (copy / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json cannot be read as JSON"):
+        load_model(copy)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(
+    name: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = io.open
+
+    def refuse(file: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(file, Path) and file.name == name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return opened(file, *arguments, **options)
+
+    monkeypatch.setattr(io, "open", refuse)
+    with pytest.raises(ValueError, match=rf"{name} cannot be read \(Permission denied\)"):
         load_model(copy)
 
 

@@ -83,7 +83,7 @@ def test_offline_uses_what_is_there(hub: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("name", ["no-such-directory", "a/b/c", "./missing", "https://x.y/z", ""])
 def test_what_is_neither_directory_nor_hub_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="no directory and no hub name; give 'builtin'"):
+    with pytest.raises(ValueError, match="neither a directory nor a hub name; give 'builtin'"):
         locate_model(name)
 
 

@@ -50,7 +50,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
 
 def test_an_empty_or_missing_source_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "none.jsonl"
-    with pytest.raises(ValueError, match=r"prompts: .*is no file"):
+    with pytest.raises(ValueError, match=r"prompts: .*is not a file"):
         check_source(str(file), "prompts")
     file.write_text("\n")
     with pytest.raises(ValueError, match="holds no prompts"):

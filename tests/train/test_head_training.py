@@ -125,7 +125,7 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"conversations": None}, "prompts: there are no texts to train on"),
-        ({"conversations": "nowhere.jsonl"}, "conversations: nowhere.jsonl is no file"),
+        ({"conversations": "nowhere.jsonl"}, "conversations: nowhere.jsonl is not a file"),
         ({"taps": (1, 2, 30)}, "taps: 1, 2, 30 do not fit the target's 8 layers"),
         ({"taps": (2, 4, 9)}, "taps: 2, 4, 9 do not fit the target's 8 layers"),
         ({"format": "eagle4"}, "format: must be one of eagle3.1, eagle3"),
@@ -141,7 +141,7 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
         ({"num_heads": 0}, "num_heads: must be at least 1"),
         ({"dtype": "int8"}, "dtype: must be one of auto"),
         ({"optimizer": "sgd"}, "optimizer: must be one of adamw, muon"),
-        ({"model": "/no/such/model"}, "no directory and no hub name"),
+        ({"model": "/no/such/model"}, "neither a directory nor a hub name"),
     ],
 )
 def test_settings_that_cannot_work_leave_no_trace(

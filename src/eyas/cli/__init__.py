@@ -7,6 +7,7 @@ Does not know: how anything is computed.
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -73,6 +74,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its status."""
     given = sys.argv[1:] if arguments is None else arguments
     guard_children()
+    if sys.stdin is None:  # the caller has closed it; an empty one has the same meaning
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     try:
         app(given, prog_name="eyas")
     except Exception as error:

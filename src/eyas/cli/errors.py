@@ -6,6 +6,7 @@ with a hint at --debug. Does not know: commands.
 
 from __future__ import annotations
 
+import errno
 import sys
 
 from eyas.peers import Refused
@@ -62,6 +63,10 @@ OTHER_NAME = {
 """Setting -> the option that sets it, where its name is another."""
 
 
+WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+"""Errors of a write, which does not name its file."""
+
+
 class CheckFailed(Exception):
     """A check that the command makes has failed; exit status 1."""
 
@@ -83,7 +88,11 @@ def report(error: Exception) -> int:
     if isinstance(error, Refused):
         _report_all(error)
         return 2
-    if isinstance(error, ValueError | FileNotFoundError | PermissionError | IsADirectoryError):
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in WRITE_ERRORS):
+        place = f"{error.filename}: " if error.filename is not None else ""
+        print(f"error: {place}{error.strerror}", file=sys.stderr)
+        return 2
+    if isinstance(error, ValueError | FileNotFoundError | PermissionError):
         print(f"error: {with_option_name(_line(error))}", file=sys.stderr)
         return 2
     print(

@@ -211,6 +211,11 @@ class _SafetensorsReader:
 
     def __enter__(self) -> Any:
         try:
+            # safe_open would report a file without read permission as missing.
+            self._file.open("rb").close()
+        except OSError as error:
+            raise ValueError(f"{self._file} cannot be read ({error.strerror})") from error
+        try:
             self._reader = safe_open(self._file, framework="pt", device="cpu")
             return self._reader.__enter__()
         except (SafetensorError, OSError, ValueError) as error:

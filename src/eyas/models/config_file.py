@@ -77,7 +77,9 @@ class ConfigFile:
         """Parse the file at `path`. ValueError: it cannot be read, or holds no JSON object."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read ({error.strerror})") from error
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
             text = f"{path} cannot be read as JSON ({error}); download it again"
             raise ValueError(text) from error
         if not isinstance(values, dict):

@@ -54,8 +54,8 @@ def locate_model(path_or_name: str, revision: str | None = None, offline: bool =
         raise ValueError(f"{path_or_name} is a file; {remedy}")
     if not HUB_NAME.fullmatch(path_or_name):
         raise ValueError(
-            f"model {path_or_name!r} is no directory and no hub name; give 'builtin', an existing "
-            "directory, or a Hugging Face name such as Qwen/Qwen3-0.6B"
+            f"model {path_or_name!r} is neither a directory nor a hub name; give 'builtin', an "
+            "existing directory, or a Hugging Face name such as Qwen/Qwen3-0.6B"
         )
     return _download(path_or_name, revision, offline)
 
@@ -146,6 +146,6 @@ def _download(
 
 def _unreachable(name: str) -> ValueError:
     return ValueError(
-        f"model {name!r} is no directory here, and the Hugging Face hub cannot be reached; check "
+        f"model {name!r} is not a directory here, and the Hugging Face hub cannot be reached; check "
         "the network, or give the directory of a downloaded model"
     )

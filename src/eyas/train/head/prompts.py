@@ -74,7 +74,7 @@ def check_source(source: str, setting: str) -> str:
     path = Path(source)
     if not source.startswith(BUILTIN) and not path.is_file():
         raise ValueError(
-            f"{setting}: {source} is no file; give a JSONL file of messages, or {BUILTIN}N for N "
+            f"{setting}: {source} is not a file; give a JSONL file of messages, or {BUILTIN}N for N "
             "conversations of the built-in model"
         )
     try:
