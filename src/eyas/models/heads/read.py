@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -241,8 +241,7 @@ def _spec(
     taps = (target.num_layers + 1,)
     if is_eagle3:
         taps = _taps(outer, _num_states(config, checkpoint, stored, target_hidden_size), target)
-    norms = _norm_flags(config, stored) if is_eagle3 else {}
-    return HeadSpec(
+    head = HeadSpec(
         kind="eagle3" if is_eagle3 else "eagle",
         hidden_size=hidden_size,
         target_hidden_size=target_hidden_size,
@@ -269,8 +268,8 @@ def _spec(
         entry_norms=is_eagle3,
         final_norm=is_eagle3,
         calibration=_calibration(outer),
-        **norms,
     )
+    return replace(head, **_norm_flags(config, stored)) if is_eagle3 else head
 
 
 def _is_eagle3(stored: Mapping[str, str]) -> bool:
