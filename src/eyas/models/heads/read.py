@@ -19,9 +19,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from eyas.models.checkpoint import Checkpoint
 from eyas.models.config_file import ConfigFile
@@ -241,7 +241,8 @@ def _spec(
     taps = (target.num_layers + 1,)
     if is_eagle3:
         taps = _taps(outer, _num_states(config, checkpoint, stored, target_hidden_size), target)
-    head = HeadSpec(
+    norms = _norms(config, stored) if is_eagle3 else _Norms()
+    return HeadSpec(
         kind="eagle3" if is_eagle3 else "eagle",
         hidden_size=hidden_size,
         target_hidden_size=target_hidden_size,
@@ -268,8 +269,11 @@ def _spec(
         entry_norms=is_eagle3,
         final_norm=is_eagle3,
         calibration=_calibration(outer),
+        fc_norm=norms.fc_norm,
+        input_norm=norms.input_norm,
+        norm_before_residual=norms.norm_before_residual,
+        norm_output=norms.norm_output,
     )
-    return replace(head, **_norm_flags(config, stored)) if is_eagle3 else head
 
 
 def _is_eagle3(stored: Mapping[str, str]) -> bool:
@@ -353,7 +357,16 @@ def _taps(outer: ConfigFile, num_states: int, target: ModelSpec) -> tuple[int, .
     return taps
 
 
-def _norm_flags(config: ConfigFile, stored: Mapping[str, str]) -> dict[str, bool]:
+class _Norms(NamedTuple):
+    """Fields of `HeadSpec`."""
+
+    fc_norm: bool = False
+    input_norm: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+
+
+def _norms(config: ConfigFile, stored: Mapping[str, str]) -> _Norms:
     inner = config.nested("eagle_config")
     has_fc_norm = "fc_norm.0.weight" in stored
     fc_norm = config.flag("fc_norm", config.flag("use_aux_norm", has_fc_norm))
@@ -361,12 +374,9 @@ def _norm_flags(config: ConfigFile, stored: Mapping[str, str]) -> dict[str, bool
     input_norm = inner.flag("norm_before_fc", config.flag("norm_before_fc", has_input_norm))
     if fc_norm and input_norm:
         raise config.error("fc_norm", "and norm_before_fc exclude each other")
-    return {
-        "fc_norm": fc_norm,
-        "input_norm": input_norm,
-        "norm_before_residual": config.flag("norm_before_residual"),
-        "norm_output": config.flag("norm_output"),
-    }
+    return _Norms(
+        fc_norm, input_norm, config.flag("norm_before_residual"), config.flag("norm_output")
+    )
 
 
 def _qkv_bias(config: ConfigFile, stored: Mapping[str, str]) -> bool:
