@@ -53,9 +53,7 @@ def continuation(mean: float, steps: int) -> float:
     return 1.0 if mean == steps + 1 else low
 
 
-def draw_lengths(
-    mean: float, steps: int, num_seats: int, num_positions: int, seed: int = 0
-) -> torch.Tensor:
+def draw_lengths(mean: float, steps: int, num_seats: int, num_positions: int) -> torch.Tensor:
     """Draw the number of accepted draft tokens of each seat with a root at each position, int64 [A,
     C].
 
@@ -65,7 +63,7 @@ def draw_lengths(
     """
     p = continuation(mean, steps)
     reach = [p**k for k in range(1, steps + 1)]
-    draw = random.Random(seed)
+    draw = random.Random(0)
 
     def quantile(u: float) -> int:
         return sum(u < share for share in reach)

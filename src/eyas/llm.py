@@ -689,7 +689,7 @@ def _config(changed: Mapping[str, Any], others: Mapping[str, Any]) -> EngineConf
     changed: settings of eyas that are not the default. others: keywords that may be those of other
     engines.
     """
-    settings, translation = translate_keywords(changed, others, "LLM()")
+    settings, translation = translate_keywords(changed, others)
     for note in translation.notes:
         log.info("%s", note)
     try:

@@ -169,10 +169,10 @@ def test_parity_sees_other_weights_and_tells_when_there_is_no_reference(
 ) -> None:
     directory = save_model(make_model("llama2", seed=3), tmp_path / "model")
     entries = [TokenLogprob(7, -3.0, [(9, -1.0), (7, -3.0)])]
-    found = check_parity(directory, [[1, 7]], "cpu", {"float32": [entries]}, "float32")
+    found = check_parity(directory, [[1, 7]], "cpu", {"float32": [entries]})
     assert found["status"] == "fail"
     monkeypatch.setitem(sys.modules, "transformers", None)
-    found = check_parity(directory, [[1, 7]], "cpu", {"float32": [entries]}, "float32")
+    found = check_parity(directory, [[1, 7]], "cpu", {"float32": [entries]})
     assert found["status"] == "skipped" and "eyas[compare]" in found["text"]
     assert lacks_room(1000, "cpu") is None
     assert "GiB" in str(lacks_room(10**14, "cpu"))

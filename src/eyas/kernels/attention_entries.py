@@ -230,15 +230,13 @@ def attend_entries(
     chosen_TK: torch.Tensor | None = None,
     sinks_N: torch.Tensor | None = None,
     window_slots_S: torch.Tensor | None = None,
-    is_whole: bool | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Return the outputs [T, N, H]; zeros for rows without a position.
 
     places_4T: from `kernels.places.node_places`. limit: upper bound of positions. chosen_TK: from
     `kernels.indexer.choose_entries`. window_slots_S: the place in `slots_SD` of each slot; None if it
-    is the slot. is_whole: whether a program has all splits of a row; None decides by the number of
-    programs. Reference: `attention.compressed.CompressedPlan`.
+    is the slot. Reference: `attention.compressed.CompressedPlan`.
     """
     num_rows, num_heads, head_dim = q_TNH.shape
     assert (num_heads, head_dim) == (shape.num_heads, shape.head_dim)
@@ -250,8 +248,7 @@ def attend_entries(
     inner = max(16, triton.next_power_of_2(head_dim))
     num_tiles = -(-num_heads // SHARED_ROW_LINES)
     num_splits = shape.num_splits(limit)
-    if is_whole is None:
-        is_whole = num_splits == 1 or num_rows * num_tiles >= MANY_PROGRAMS
+    is_whole = num_splits == 1 or num_rows * num_tiles >= MANY_PROGRAMS
     keys = min(64, max(16, 32768 // (inner * q_TNH.element_size())))
     num_partials = 0 if is_whole else num_rows * num_heads * num_splits
     states = q_TNH.new_empty(num_partials * 2, dtype=torch.float32)

@@ -46,12 +46,11 @@ _OPTION = re.compile(r"--([a-z][a-z0-9-]*)")
 
 
 def translate_keywords(
-    own: Mapping[str, Any], others: Mapping[str, Any], callee: str
+    own: Mapping[str, Any], others: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Translation]:
     """Return all settings as `eyas.settings.engine_config` takes them, and the translation's notes.
 
-    own: keywords that are names of eyas. others: all other keywords. callee: the called function,
-    for error texts.
+    own: keywords that are names of eyas. others: all other keywords.
     TypeError: a keyword is unknown. Refused: a keyword or its value is not supported.
     """
     others = {_SHORT_NAMES.get(name, name): value for name, value in others.items()}
@@ -69,7 +68,7 @@ def translate_keywords(
             known = (*_SETTINGS, *_PEERS, *_NO_EFFECT)
             near = get_close_matches(name, known, n=1, cutoff=0.75)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"{callee} got an unexpected keyword argument {name!r}{hint}")
+            raise TypeError(f"LLM() got an unexpected keyword argument {name!r}{hint}")
     given = {**own, **settings}
     given |= {"no_prefix_cache": True} if "prefix_cache" in given else {}
     translation = translate_options(peers, given.get("model", MODEL.path), given)

@@ -82,12 +82,10 @@ def check_parity(
     texts: Sequence[list[int]],
     device: str,
     own: dict[str, Scores],
-    decides: str,
 ) -> dict[str, Any]:
     """Return the parity part of a report.
 
-    own: the engine's scores of the texts, by number format. decides: the format that must agree to
-    `TOLERANCE`.
+    own: the engine's scores of the texts, by number format; those in float32 must agree to `TOLERANCE`.
     """
     agreements = {name: Agreement() for name in own}
     try:
@@ -96,7 +94,7 @@ def check_parity(
                 _compare(agreements[name], scores[i], reference_LV)
     except NoReferenceError as error:
         return {"status": "skipped", "text": str(error)}
-    decisive = agreements[decides]
+    decisive = agreements["float32"]
     holds = decisive.largest <= TOLERANCE and decisive.worst_gap <= 2 * TOLERANCE
     text = "; ".join(
         f"{name}: log-probabilities differ by up to {one.largest:.1e}, the most likely token is the "

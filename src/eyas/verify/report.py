@@ -237,7 +237,7 @@ def _parity(
             return {"status": "skipped", "text": f"no engine in float32: {error}"}
         free_memory()
     say("scoring texts with transformers")
-    part = check_parity(directory, texts, device, own, "float32")
+    part = check_parity(directory, texts, device, own)
     free_memory()
     return part
 
