@@ -10,7 +10,7 @@ Does not know: what is measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -28,11 +28,6 @@ def expected_experts(num_experts: int, num_chosen: int, num_rows: int) -> float:
     return num_experts * (1 - (1 - num_chosen / num_experts) ** num_rows)
 
 
-def weights_read(spec: ModelSpec, num_rows: int) -> float:
-    """Return the number of weights that a step of so many rows reads."""
-    return _read(spec, num_rows, lambda name, shape: math.prod(shape))
-
-
 def weight_bytes_read(
     spec: ModelSpec, dtype: torch.dtype, num_rows: int, layouts: Mapping[str, Layout] | None = None
 ) -> float:
@@ -47,11 +42,6 @@ def weight_bytes_read(
             return math.prod(shape) * dtype.itemsize
         return layout.bytes_of(*shape)
 
-    return _read(spec, num_rows, size)
-
-
-def _read(spec: ModelSpec, num_rows: int, size: Callable[[str, tuple[int, ...]], float]) -> float:
-    """Return the sum of the sizes of the weights that a step of so many rows reads."""
     total = size("head.weight", (spec.vocab_size, spec.hidden_size)) + 0.0
     for layer in range(spec.num_layers):
         block = spec.state_of(layer) or spec.compressed_of(layer)

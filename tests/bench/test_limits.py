@@ -5,14 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eyas.models import ModelSpec
 from eyas_bench.limits import (
     COPY_BYTES_PER_SECOND,
     expected_experts,
     least_step_ms,
     weight_bytes_read,
-    weights_read,
 )
 from eyas_bench.shapes import SHAPES, dummy_layouts
+
+
+def weights_read(spec: ModelSpec, num_rows: int) -> float:
+    """The number of weights that a step reads, each of a byte."""
+    return weight_bytes_read(spec, torch.int8, num_rows)
 
 
 def test_a_dense_step_reads_all_weights_but_the_embedding_and_norms() -> None:
@@ -63,7 +68,8 @@ def test_streams_and_all_products_of_compressed_attention_are_read() -> None:
     layer = 3 * 2048 * hidden
     experts = num * (expected_experts(256, 6, 1) * layer + layer + 256 * hidden)
     head = spec.vocab_size * hidden
-    found = weights_read(spec, 1) - experts - head - 2 * num * 24 * 4 * hidden
+    connections = 2 * num * 24 * 4 * hidden * 4  # in float32
+    found = weights_read(spec, 1) - experts - head - connections
     assert found == pytest.approx(attention, rel=1e-3)  # norms, biases and corrections are not
 
 

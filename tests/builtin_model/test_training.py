@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from builtin_model.data import ANSWER, Marker, shards
+from builtin_model.data import ANSWER, Marker, make_shard
 from builtin_model.model import BuiltinModel, BuiltinShape, dense_attend
 from builtin_model.template import render
 from builtin_model.training import BuiltinTraining, train_builtin
@@ -42,9 +42,10 @@ def test_first_token_of_an_earlier_answer_is_not_asked() -> None:
 
 
 def test_shards_are_fixed_by_their_index_and_whole() -> None:
-    first = shards(TOKENIZER_FILE, "s", 3, 2048, 1024)
-    again = shards(TOKENIZER_FILE, "s", 3, 2048, 1024)
-    other = shards(TOKENIZER_FILE, "s", 4, 2048, 1024)
+    marker = Marker(TOKENIZER)
+    first = make_shard(TOKENIZER, marker, "s", 3, 2048, 1024)
+    again = make_shard(TOKENIZER, marker, "s", 3, 2048, 1024)
+    other = make_shard(TOKENIZER, marker, "s", 4, 2048, 1024)
     assert np.array_equal(first.tokens, again.tokens)
     assert not np.array_equal(first.tokens, other.tokens)
     assert first.lengths.sum() == len(first.tokens) == 2048

@@ -14,9 +14,10 @@ import pytest
 
 from eyas.cli.chat import take_turn
 from eyas.cli.chat.conversation import Conversation
-from eyas.cli.chat.local import LocalModel, interruptible
+from eyas.cli.chat.local import LocalModel
 from eyas.cli.chat.reading import messages
 from eyas.cli.chat.view import ChatView
+from eyas.cli.signals import first_signal
 from eyas.dialect import Event
 from eyas.llm import LLM
 from tests.cli.test_commands import eyas
@@ -165,9 +166,10 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(
 def test_a_second_ctrl_c_has_its_usual_effect() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored here
     try:
-        with interruptible() as is_interrupted:
+        signals: list[int] = []
+        with first_signal((signal.SIGINT,), signals.append):
             signal.raise_signal(signal.SIGINT)
-            assert is_interrupted.is_set()
+            assert signals == [signal.SIGINT]
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -68,15 +68,10 @@ class Marker:
         return roles
 
 
-def shards(tokenizer_file: Path, seed: str, index: int, size: int, longest: int) -> Shard:
-    """Return shard `index` of a seed: `size` tokens, in conversations of at most `longest` tokens."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    return _fill(tokenizer, Marker(tokenizer), seed, index, size, longest)
-
-
-def _fill(
+def make_shard(
     tokenizer: Tokenizer, marker: Marker, seed: str, index: int, size: int, longest: int
 ) -> Shard:
+    """Return shard `index` of a seed: `size` tokens, in conversations of at most `longest` tokens."""
     documents: list[NDArray[np.uint16]] = []
     used, part = 0, 0
     while True:
@@ -127,7 +122,7 @@ def _work(spec: StreamSpec, worker: int, count: int, out: "Queue[Shard]") -> Non
     parent = multiprocessing.parent_process()
     index = spec.first + worker
     while True:
-        shard = _fill(tokenizer, marker, spec.seed, index, spec.shard_tokens, spec.longest)
+        shard = make_shard(tokenizer, marker, spec.seed, index, spec.shard_tokens, spec.longest)
         index += count
         while True:
             if parent is not None and not parent.is_alive():

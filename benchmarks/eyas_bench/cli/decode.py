@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -38,12 +37,6 @@ from eyas_bench.cli.shape_options import (
 )
 
 
-class Peer(StrEnum):
-    """Another engine that can run the same checkpoint."""
-
-    transformers = "transformers"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Contender(DraftOptions):
     """The drafting that is compared with plain decoding; none by default."""
@@ -66,7 +59,7 @@ def decode(
             "round; answers end at end-of-text), chat (short tasks), copy (the answer is part of the "
             "prompt), or random (random tokens)."
         ),
-    ] = Workload.chat,
+    ] = "chat",
     prompts_file: Annotated[
         Path | None,
         typer.Option(
@@ -118,7 +111,7 @@ def decode(
         ),
     ] = None,
     compare: Annotated[
-        Peer | None,
+        Literal["transformers"] | None,
         typer.Option(help="Also measure this engine with the same checkpoint."),
     ] = None,
     drafting: Contender,
@@ -127,7 +120,7 @@ def decode(
         bool,
         typer.Option("--plain/--no-plain", help="With --drafter: also measure plain decoding."),
     ] = True,
-    dtype: options.Dtype = options.DtypeChoice.auto,
+    dtype: options.Dtype = "auto",
     device: options.Device = DEVICE.device,
     threads: options.Threads = None,
     exact: options.Exact = DEVICE.exact,
@@ -202,7 +195,7 @@ def decode(
 
     if refill and compare is not None:
         raise ValueError("--refill: is not supported with --compare; leave one of them out")
-    tasks = workload is Workload.tasks and prompts_file is None
+    tasks = workload == "tasks" and prompts_file is None
     least = num_prompts or (TASKS_OF_A_ROUND if tasks else 1)
     contestants: list[Any] = []
     drafts = drafting.drafter != "root"
@@ -255,7 +248,7 @@ def decode(
         **run_facts(),
         "model": about(llm),
         "settings": {
-            "workload": "file" if prompts_file else workload.value,
+            "workload": "file" if prompts_file else workload,
             "prompt_tokens": _lengths(prompts),
             "max_tokens": max_tokens,
             "stop_at_eos": stop_at_eos or tasks,

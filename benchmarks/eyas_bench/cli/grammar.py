@@ -6,7 +6,6 @@ measured.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,14 +14,8 @@ import typer
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
 from eyas.cli.results import Output, report_result, run_facts, status
+from eyas.config import GrammarBackend
 from eyas_bench.cli.measuring import prefixed
-
-
-class GrammarBackend(StrEnum):
-    """A grammar library."""
-
-    llguidance = "llguidance"
-    xgrammar = "xgrammar"
 
 
 def grammar(
@@ -39,9 +32,7 @@ def grammar(
         Path,
         typer.Option(help="Model directory or tokenizer.json file.", exists=True),
     ],
-    backend: Annotated[
-        GrammarBackend, typer.Option(help="Grammar library.")
-    ] = GrammarBackend.llguidance,
+    backend: Annotated[GrammarBackend, typer.Option(help="Grammar library.")] = "llguidance",
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Maximum number of files to read. Default: all."),
@@ -55,13 +46,13 @@ def grammar(
 
     cases = read_cases(folder, limit)
     reader, vocabulary = read_vocabulary(tokenizer)
-    built = build_backend(backend.value, vocabulary, 1)
+    built = build_backend(backend, vocabulary, 1)
     with status(as_json) as show_status:
         on_case = prefixed(show_status, "measuring")
         measured = measure(built, reader, vocabulary, cases, on_case)
     result: dict[str, Any] = {
         **run_facts(),
-        "backend": backend.value,
+        "backend": backend,
         "folder": folder.name,
         **summary(measured),
     }

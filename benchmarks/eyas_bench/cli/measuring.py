@@ -7,24 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from eyas.llm import LLM
     from eyas.verify.inputs import Inputs
 
+Workload = Literal["tasks", "chat", "copy", "random"]
+"""The kind of prompts."""
 TASKS_OF_A_ROUND = 13
 """The minimum number of held-out prompts of a round: one of every family."""
-
-
-class Workload(StrEnum):
-    """The kind of prompts."""
-
-    tasks = "tasks"
-    chat = "chat"
-    copy = "copy"
-    random = "random"
 
 
 def read_inputs(
@@ -44,12 +36,12 @@ def read_inputs(
 
     if entries is not None:
         return from_entries(llm, entries)
-    if workload is Workload.random:
+    if workload == "random":
         drawn = random_prompts(count, prompt_tokens, llm.info.vocab_size)
         return Inputs("random", drawn)
-    if workload is Workload.tasks:
+    if workload == "tasks":
         return from_tasks(llm, count, tasks=prompts.heldout_tasks(count))
-    tasks = TASKS if workload is Workload.chat else prompts.COPY_TASKS
+    tasks = TASKS if workload == "chat" else prompts.COPY_TASKS
     return from_tasks(llm, count, tasks=tasks)
 
 

@@ -50,7 +50,7 @@ def ranking(
     max_tokens: Annotated[
         int, typer.Option(min=2, help="Maximum length of an answer in tokens.")
     ] = 256,
-    dtype: options.Dtype = options.DtypeChoice.auto,
+    dtype: options.Dtype = "auto",
     device: options.Device = DEVICE.device,
     threads: options.Threads = None,
     offline: options.Offline = False,

@@ -149,7 +149,7 @@ def serve(
     ] = None,
     drafting: DraftOptions,
     resources: ResourceOptions,
-    dtype: options.Dtype = options.DtypeChoice.auto,
+    dtype: options.Dtype = "auto",
     offline: options.Offline = False,
     output: Output = None,
     as_json: options.Json = False,

@@ -42,7 +42,7 @@ def structured(
         int,
         typer.Option(min=1, help="Number of measured rounds, after a warm-up round."),
     ] = 7,
-    dtype: options.Dtype = options.DtypeChoice.auto,
+    dtype: options.Dtype = "auto",
     device: options.Device = DEVICE.device,
     threads: options.Threads = None,
     offline: options.Offline = False,

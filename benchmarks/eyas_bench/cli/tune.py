@@ -64,7 +64,7 @@ def tune(
             "end-of-text), chat (short tasks), copy (the answer is part of the prompt), or random "
             "(random tokens)."
         ),
-    ] = Workload.chat,
+    ] = "chat",
     prompts_file: Annotated[
         Path | None,
         typer.Option(
@@ -82,7 +82,7 @@ def tune(
         int,
         typer.Option(min=1, help="Number of measured rounds, after a warm-up round."),
     ] = 3,
-    dtype: options.Dtype = options.DtypeChoice.auto,
+    dtype: options.Dtype = "auto",
     max_model_len: options.MaxModelLen = None,
     device: options.Device = DEVICE.device,
     threads: options.Threads = None,
@@ -132,7 +132,7 @@ def tune(
         prefix_cache=False,
     )
     with open_model(config, quiet=as_json) as llm:
-        least = TASKS_OF_A_ROUND if workload is Workload.tasks else 1
+        least = TASKS_OF_A_ROUND if workload == "tasks" else 1
         inputs = read_inputs(llm, workload, entries, max(least, *sizes))
         check_lengths(inputs, llm, max_tokens)
         stage = Stage(llm)
@@ -146,7 +146,7 @@ def tune(
                 max_tokens=max_tokens,
                 temperature=temperature,
                 repeats=repeats,
-                stops_at_eos=workload is Workload.tasks and entries is None,
+                stops_at_eos=workload == "tasks" and entries is None,
                 on_run=on_run,
             )
         result = {
@@ -154,7 +154,7 @@ def tune(
             "model": about(llm),
             "drafting": _about_drafting(stage, draft_model, shapes),
             "settings": {
-                "workload": "file" if prompts_file else workload.value,
+                "workload": "file" if prompts_file else workload,
                 "prompt_tokens": [len(prompt) for prompt in inputs.token_ids],
                 "max_tokens": max_tokens,
                 "temperature": temperature,

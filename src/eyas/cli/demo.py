@@ -103,7 +103,7 @@ def demo(
     *,
     model: options.Model = MODEL.path,
     drafting: DemoDrafting,
-    dtype: options.Dtype = options.DtypeChoice.auto,
+    dtype: options.Dtype = "auto",
     device: options.Device = DEVICE.device,
     threads: options.Threads = None,
     as_json: options.Json = False,

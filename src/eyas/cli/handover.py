@@ -6,32 +6,16 @@ Does not know: how keys and values move.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Annotated
 
 import msgspec
 import typer
 
-from eyas.config import EngineConfig, HandoverConfig
+from eyas.config import EngineConfig, HandoverConfig, KVTransport, Role
 
 handover_option = partial(typer.Option, rich_help_panel="Prefill apart from decoding")
 DEFAULTS = HandoverConfig()
-
-
-class RoleChoice(StrEnum):
-    """What a server does with prompts."""
-
-    both = "both"
-    prefill = "prefill"
-    decode = "decode"
-
-
-class TransportChoice(StrEnum):
-    """How keys and values move."""
-
-    tcp = "tcp"
-    nixl = "nixl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +23,20 @@ class HandoverOptions:
     """The role of a server."""
 
     role: Annotated[
-        RoleChoice,
+        Role,
         handover_option(
             help="What the server does with prompts: prefill computes them and holds them for other "
             "servers, decode reads them from there, as a router says in kv_transfer_params or "
             "bootstrap_room.",
         ),
-    ] = RoleChoice.both
+    ] = DEFAULTS.role
     kv_transport: Annotated[
-        TransportChoice,
+        KVTransport,
         handover_option(
             help="How keys and values move between the servers: tcp, or nixl, which needs the extra "
             "'nixl'.",
         ),
-    ] = TransportChoice.tcp
+    ] = DEFAULTS.transport
     kv_host: Annotated[
         str,
         handover_option(
@@ -90,8 +74,8 @@ class HandoverOptions:
     def applied_to(self, config: EngineConfig) -> EngineConfig:
         """Return a configuration with these settings. Raises ValueError that names one."""
         handover = HandoverConfig(
-            role=self.role.value,
-            transport=self.kv_transport.value,
+            role=self.role,
+            transport=self.kv_transport,
             host=self.kv_host,
             port=self.kv_port,
             peers=tuple(self.kv_peer or DEFAULTS.peers),

@@ -10,12 +10,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from enum import StrEnum
 from functools import partial, wraps
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from eyas.config import GrammarBackend
 from eyas.settings import CACHE, DEVICE, DRAFT, GRAMMAR, MODEL, PARALLEL, SCHEDULER
 from eyas.settings import engine_config as engine_config  # noqa: PLC0414, for commands
 
@@ -26,24 +26,6 @@ resource_option = partial(typer.Option, rich_help_panel="Resources")
 grammar_option = partial(typer.Option, rich_help_panel="Grammars, reasoning, tools")
 parallel_option = partial(typer.Option, rich_help_panel="Several processes")
 sampling_option = partial(typer.Option, rich_help_panel="Sampling")
-
-
-class GrammarChoice(StrEnum):
-    """A grammar library."""
-
-    llguidance = "llguidance"
-    xgrammar = "xgrammar"
-
-
-class DtypeChoice(StrEnum):
-    """Number format of weights and cache."""
-
-    auto = "auto"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    float32 = "float32"
-    half = "half"
-    float = "float"
 
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -68,7 +50,7 @@ Offline = Annotated[
     ),
 ]
 Dtype = Annotated[
-    DtypeChoice,
+    Literal["auto", "bfloat16", "float16", "float32", "half", "float"],
     model_option(
         help="Number format of weights and cache. auto is bfloat16 where the device supports it in "
         "hardware, else float32.",
@@ -323,7 +305,7 @@ class ModelOptions:
     model: Model = MODEL.path
     revision: Revision = MODEL.revision
     offline: Offline = MODEL.offline
-    dtype: Dtype = DtypeChoice.auto
+    dtype: Dtype = MODEL.dtype
     max_model_len: MaxModelLen = MODEL.max_model_len
 
 
@@ -344,12 +326,12 @@ class GrammarOptions:
     """The grammar library, and its limits."""
 
     grammar_backend: Annotated[
-        GrammarChoice,
+        GrammarBackend,
         grammar_option(
             help="Library that enforces schemas, patterns and grammars. xgrammar must be installed "
             "separately, with the extra of that name.",
         ),
-    ] = GrammarChoice.llguidance
+    ] = GRAMMAR.backend
     grammar_timeout: Annotated[
         float,
         grammar_option(help="Maximum time to compile a grammar, in seconds."),

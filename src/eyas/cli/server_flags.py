@@ -6,14 +6,14 @@ Does not know: the engine's options.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from eyas.config import EngineConfig
+from eyas.logs import LogFormat
 
 if TYPE_CHECKING:
     from eyas.server.options import ServerOptions
@@ -24,37 +24,6 @@ MAX_LOGPROBS = 20
 SPARE_REQUESTS, SPARE_CONNECTIONS = 1024, 2048
 """Requests being prepared, in addition to those running or queued; connections, in addition to all
 requests."""
-
-
-class LogLevel(StrEnum):
-    """The least severe messages that are logged."""
-
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
-
-
-class LogFormat(StrEnum):
-    """The format of a log line."""
-
-    text = "text"
-    json = "json"
-
-
-class MetricsNames(StrEnum):
-    """The engine whose metric names are exported in addition to eyas_..."""
-
-    eyas = "eyas"
-    vllm = "vllm"
-    sglang = "sglang"
-
-
-class StreamGranularity(StrEnum):
-    """How streams are cut into events."""
-
-    step = "step"
-    token = "token"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +98,12 @@ class ServerFlags:
         ),
     ] = 64
     stream_granularity: Annotated[
-        StreamGranularity,
+        Literal["step", "token"],
         server_option(
             help="How streams are cut into events: one per step, or one per token, so that the number "
             "of events does not tell how many drafted tokens were accepted. A request may choose.",
         ),
-    ] = StreamGranularity.step
+    ] = "step"
     max_logprobs: Annotated[
         int,
         server_option(
@@ -173,20 +142,21 @@ class ServerFlags:
             help="Exit with status 1 when the engine process dies, instead of restarting it.",
         ),
     ] = False
-    log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = (
-        LogLevel.info
-    )
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(help="Least severe messages to log."),
+    ] = "info"
     log_format: Annotated[
         LogFormat,
         typer.Option(help="Format of log lines: text, or one JSON object per line."),
-    ] = LogFormat.text
+    ] = "text"
     metrics_names: Annotated[
-        MetricsNames,
+        Literal["eyas", "vllm", "sglang"],
         server_option(
             help="Metric names at /metrics: eyas_... alone, or in addition the names that dashboards "
             "and routers for vLLM or SGLang read.",
         ),
-    ] = MetricsNames.eyas
+    ] = "eyas"
     otlp_traces_endpoint: Annotated[
         str | None,
         server_option(
@@ -231,13 +201,13 @@ class ServerFlags:
             stall_seconds=self.stall_timeout,
             max_restarts=0 if self.no_restart else MAX_RESTARTS,
             playground=not self.no_playground,
-            log_level=self.log_level.value,
-            log_format=self.log_format.value,
-            metrics_names=self.metrics_names.value,
+            log_level=self.log_level,
+            log_format=self.log_format,
+            metrics_names=self.metrics_names,
             allow_no_key=self.allow_no_key,
             start_wait_seconds=self.start_wait,
             response_store_bytes=self.response_store * 2**20,
-            stream_granularity=self.stream_granularity.value,
+            stream_granularity=self.stream_granularity,
             **others,
         )
 

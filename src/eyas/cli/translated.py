@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def _words(parameter: Any, value: Any) -> Iterator[str]:
         yield from names[:1]
         return
     for item in value if isinstance(value, list | tuple) else [value]:
-        shown = str(item.value if isinstance(item, Enum) else item)
+        shown = str(item)
         if shown.startswith("-"):
             yield f"{parameter.opts[0]}={shown}"
         else:

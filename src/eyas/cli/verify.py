@@ -64,7 +64,7 @@ def verify(
         int, typer.Option(min=1, help="Number of measured rounds of the speed part.")
     ] = 3,
     revision: options.Revision = MODEL.revision,
-    dtype: options.Dtype = options.DtypeChoice.auto,
+    dtype: options.Dtype = "auto",
     max_model_len: options.MaxModelLen = None,
     device: options.Device = DEVICE.device,
     threads: options.Threads = None,

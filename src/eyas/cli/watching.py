@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING
+
+from eyas.cli.signals import first_signal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +42,12 @@ class RunDisplay:
         self._bars = bars
         self._tasks: dict[str, TaskID] = {}
         self.signal_number = 0
+
+    def note_signal(self, number: int) -> None:
+        """Stop the run after the current step."""
+        self.signal_number = number
+        # not print(), which may be what the signal interrupted
+        os.write(2, b"\nstopping after this step; interrupt again to stop immediately\n")
 
     def print_line(self, line: str) -> None:
         """Print a line above the progress bar."""
@@ -88,31 +94,5 @@ def run_display() -> Iterator[RunDisplay]:
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bars:
         display = RunDisplay(console, bars)
-        with _handled_signals(display):
+        with first_signal((signal.SIGINT, signal.SIGTERM), display.note_signal):
             yield display
-
-
-@contextmanager
-def _handled_signals(display: RunDisplay) -> Iterator[None]:
-    """Record the first signal in `display`; the next one has its usual effect."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-    def record(number: int, frame: FrameType | None) -> None:
-        display.signal_number = number
-        restore()
-        # not print(), which may be what the signal interrupted
-        os.write(2, b"\nstopping after this step; interrupt again to stop immediately\n")
-
-    for number in handlers:
-        signal.signal(number, record)
-    try:
-        yield
-    finally:
-        restore()

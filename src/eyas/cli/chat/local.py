@@ -8,13 +8,11 @@ Does not know: terminals.
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from eyas.cli.chat.conversation import Constraint, Question, StepTree, TreeNode, Turn
+from eyas.cli.signals import first_signal
 from eyas.core import Delta, Request, TreeRecord
 from eyas.dialect import Event, Wanted, tool_specs
 from eyas.grammar import OutputSpec
@@ -85,10 +83,10 @@ class LocalModel:
 
     def _deltas(self, request_id: str) -> Iterator[Delta]:
         """Yield the deltas of the running request, until it ends or Ctrl-C is pressed."""
-        engine = self.llm.engine
-        with interruptible() as is_interrupted:
+        engine, signals = self.llm.engine, []
+        with first_signal((signal.SIGINT,), signals.append):
             while engine.has_work():
-                if is_interrupted.is_set():
+                if signals:
                     engine.abort(request_id)
                 yield from engine.step()
 
@@ -111,24 +109,3 @@ def _shown(tree: TreeRecord, tokenizer: Tokenizer) -> StepTree:
         for node in tree.nodes
     ]
     return StepTree(nodes, "".join(map(tokenizer.token_text, tree.token_ids)))
-
-
-@contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets, instead of an exception in the middle of a step. A second
-    Ctrl-C has its usual effect."""
-    interrupted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def record(number: int, frame: FrameType | None) -> None:
-        interrupted.set()
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, record)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
