@@ -1,7 +1,5 @@
-"""The options for prompts that one server computes and another one continues.
-
-Does not know: how keys and values move.
-"""
+"""The options of prefill-decode disaggregation. Does not know: how keys and values are
+transferred."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ DEFAULTS = HandoverConfig()
 
 
 class RoleChoice(StrEnum):
-    """What a server does with prompts."""
+    """The role of a server."""
 
     both = "both"
     prefill = "prefill"
@@ -28,7 +26,7 @@ class RoleChoice(StrEnum):
 
 
 class TransportChoice(StrEnum):
-    """How keys and values move."""
+    """The transport of keys and values."""
 
     tcp = "tcp"
     nixl = "nixl"
