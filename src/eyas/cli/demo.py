@@ -37,8 +37,8 @@ NUM_SLOTS, MAX_MODEL_LEN = 2048, 1024
 PLAIN = "plain"
 PURPOSE = """\
 This demo answers the same prompts with and without draft trees, and compares every token.
-With drafts, one step of the model yields several tokens, so that answers come faster. This is of use
-only if nothing else changes: not the text at any temperature, not the JSON, not a tool call.
+With drafts, one step of the model yields several tokens, so that answers are faster. Text, JSON and
+tool calls must not change, at any temperature.
 """
 
 
