@@ -125,7 +125,7 @@ def test_the_temperature_is_that_of_the_command(
         ("/regex (a", "(a"),
         ("/tools [1]", "list of functions"),
         ("/result 3", "has not called a tool"),
-        ("/temperature hot", "'hot' is no number"),
+        ("/temperature hot", "'hot' is not a number"),
         ("/temperature -1", "temperature"),
         ("/reset now", "write /reset"),
         ("/tree", "no answer"),

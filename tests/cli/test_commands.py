@@ -221,6 +221,18 @@ def test_no_command_says_what_to_do_next() -> None:
     assert "eyas serve" in done.stdout and "eyas --help" in done.stdout
 
 
+@pytest.mark.parametrize("columns", ["40", "59", "60"])
+def test_help_names_options_in_full_in_a_narrow_terminal(columns: str) -> None:
+    out = io.StringIO()
+    with (
+        redirect_stdout(out),
+        mock.patch.dict("os.environ", COLUMNS=columns),
+        pytest.raises(SystemExit),
+    ):
+        main(["generate", "--help"])
+    assert "--prompts-file" in out.getvalue()
+
+
 def test_version() -> None:
     import eyas as package
 

@@ -140,8 +140,8 @@ def test_where_every_prompt_is_refused_the_reason_is_told(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", ["p.jsonl", "holds no prompts"]),
-        (b"\n \n", ["p.jsonl", "holds no prompts"]),
+        (b"", ["p.jsonl", "contains no prompts"]),
+        (b"\n \n", ["p.jsonl", "contains no prompts"]),
         (b'{"prompt": "a"}\n\n{"promp\n', ["p.jsonl:3", "is not JSON"]),
         (b'{"prompt": "a"}\n{"prompt": "\xff"}\n', ["p.jsonl:2", "UTF-8"]),
         (b"[" * 100_000 + b"\n", ["p.jsonl:1", "is not JSON"]),

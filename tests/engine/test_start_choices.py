@@ -40,7 +40,7 @@ def test_what_is_found_has_its_reason_and_what_is_given_its_option(tmp_path: Pat
         chosen["drafter"].seconds,
     )
     assert chosen["seats"].reason == "auto: on a CPU"
-    assert chosen["context"].reason == "what the model was made for"
+    assert chosen["context"].reason == "the model's context length"
     assert chosen["grammars"] == StartChoice("grammars", "none", "the model has no tokenizer")
     assert chosen["model"].seconds and chosen["exact"].seconds
 

@@ -96,7 +96,7 @@ def test_an_error_has_no_other_requests_id(server: LiveServer):
         data = read_all(connection)
     at = data.rindex(b"HTTP/1.1 ")
     assert b"x-request-id: mine" in data[:at]
-    assert refused(data[at:], 400)["message"] == "this is no HTTP request"
+    assert refused(data[at:], 400)["message"] == "this is not an HTTP request"
     assert b"x-request-id: mine" not in data[at:]
 
 
@@ -157,20 +157,20 @@ SMUGGLED = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
         (PLAIN + b"content-length: 0\n\n", "CR LF"),
         (PLAIN + b"a: b\r\n c\r\n\r\n", "CR LF"),
         (PLAIN + b"a: b\r\n\tcontent-length: 5\r\n\r\n", "CR LF"),
-        (PLAIN + b"content-length : 4\r\n\r\n", "no HTTP request"),
-        (PLAIN + b"transfer-encoding : chunked\r\n\r\n", "no HTTP request"),
+        (PLAIN + b"content-length : 4\r\n\r\n", "not an HTTP request"),
+        (PLAIN + b"transfer-encoding : chunked\r\n\r\n", "not an HTTP request"),
         (PLAIN + b" a: b\r\n\r\n", "CR LF"),
-        (PLAIN + b"content-length: 4\r\ncontent-length: 5\r\n\r\n", "no HTTP request"),
-        (PLAIN + b"content-length: 4, 5\r\n\r\n", "no HTTP request"),
-        (PLAIN + b"content-length: +4\r\n\r\n", "no HTTP request"),
-        (PLAIN + b"content-length: 4\rx: y\r\n\r\n", "no HTTP request"),
-        (PLAIN + b"a: b\0c\r\n\r\n", "no HTTP request"),
-        (PLAIN + b"transfer-encoding: chunked, chunked\r\n\r\n", "no HTTP request"),
-        (PLAIN + b"transfer-encoding: x\r\n\r\n", "no HTTP request"),
-        (PLAIN + b"transfer-encoding: identity\r\n\r\n", "no HTTP request"),
-        (PLAIN + b"transfer-encoding: chunked\r\ntransfer-encoding: x\r\n\r\n", "no HTTP"),
-        (PLAIN + b"host: localhost\r\n\r\n", "no HTTP request"),
-        (b"POST / HTTP/1.1\r\n\r\n", "no HTTP request"),
+        (PLAIN + b"content-length: 4\r\ncontent-length: 5\r\n\r\n", "not an HTTP request"),
+        (PLAIN + b"content-length: 4, 5\r\n\r\n", "not an HTTP request"),
+        (PLAIN + b"content-length: +4\r\n\r\n", "not an HTTP request"),
+        (PLAIN + b"content-length: 4\rx: y\r\n\r\n", "not an HTTP request"),
+        (PLAIN + b"a: b\0c\r\n\r\n", "not an HTTP request"),
+        (PLAIN + b"transfer-encoding: chunked, chunked\r\n\r\n", "not an HTTP request"),
+        (PLAIN + b"transfer-encoding: x\r\n\r\n", "not an HTTP request"),
+        (PLAIN + b"transfer-encoding: identity\r\n\r\n", "not an HTTP request"),
+        (PLAIN + b"transfer-encoding: chunked\r\ntransfer-encoding: x\r\n\r\n", "not an HTTP"),
+        (PLAIN + b"host: localhost\r\n\r\n", "not an HTTP request"),
+        (b"POST / HTTP/1.1\r\n\r\n", "not an HTTP request"),
     ],
 )
 @pytest.mark.parametrize("pause", [0, 0.01])

@@ -146,7 +146,7 @@ def test_a_server_at_a_terminal_colours_levels(directory: Path):
     assert b"\x1b[31mERROR\x1b[0m eyas.server: model.path: there is no model here" in seen
 
 
-OPEN = "open to everybody who can reach this machine"
+OPEN = "open without a key to everybody who can reach this machine"
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_when_the_tries_are_used_up_the_server_ends(directory: Path, tmp_path: P
         kill(worker_of(server))
         assert server.process.wait(SECONDS) == 1
     log = "".join(server.log)
-    assert "try 1 of 2" in log and "try 2 of 2" in log
+    assert "attempt 1 of 2" in log and "attempt 2 of 2" in log
     assert "the engine failed; see the server's log" in log
 
 

@@ -53,7 +53,7 @@ def test_an_empty_or_missing_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"prompts: .*is not a file"):
         check_source(str(file), "prompts")
     file.write_text("\n")
-    with pytest.raises(ValueError, match="holds no prompts"):
+    with pytest.raises(ValueError, match="contains no prompts"):
         read_prompts(str(file), "as-given")
     for wrong in ("builtin:many", "builtin:0", "builtin:9:seed"):
         with pytest.raises(ValueError, match=r"prompts: .*write builtin:N"):

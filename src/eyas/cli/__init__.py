@@ -8,6 +8,7 @@ Does not know: how anything is computed.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 
 import typer
@@ -47,6 +48,9 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
+NARROW_COLUMNS = 60
+"""In a terminal with fewer columns help has no tables, which would truncate names of options."""
+
 FIRST_STEPS = (
     ("eyas chat", "chat with the model in the terminal; /tree shows what was drafted"),
     ("eyas demo", "compare plain and drafted decoding: the same tokens in fewer steps"),
@@ -76,6 +80,8 @@ def main(arguments: list[str] | None = None) -> None:
     guard_children()
     if sys.stdin is None:  # the caller has closed it; an empty one has the same meaning
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    is_narrow = shutil.get_terminal_size().columns < NARROW_COLUMNS
+    app.rich_markup_mode = None if is_narrow else "rich"
     try:
         app(given, prog_name="eyas")
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Parse a command line with options of eyas, SGLang and vLLM, and keep what the command understands.
+"""Parse a command line with options of eyas, SGLang and vLLM.
 
-Names may be abbreviated while they are unambiguous, and may have underscores, as with the peers.
-Options of a file (`--config`) count where the command line does not set the same.
+Names may be abbreviated while they are unambiguous, and may have underscores, as in SGLang and vLLM.
+Options of a file (`--config`) apply unless the command line sets the same option.
 
 Promises: options without effect are removed, with a note; all unsupported options of the line are
 reported together. Does not know: what options mean.

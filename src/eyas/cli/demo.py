@@ -1,9 +1,8 @@
 """`eyas demo`: answer prompts with and without drafts, and compare the tokens.
 
-Promises: every contestant answers every prompt with the same parameters and seed, one prompt at a time;
-accepted draft tokens are coloured. The last prompts constrain the answer: a pattern, a schema after
-reasoning, a tool call.
-Does not know: how drafting works.
+Promises: every way of decoding answers every prompt with the same parameters and seed, one prompt at
+a time; accepted draft tokens are coloured. The last prompts constrain the answer: a pattern, a schema
+after reasoning, a tool call. Does not know: how drafting works.
 
 With --json: `tasks` (task, prompt, form, temperature, answer, reasoning, content, tool_calls,
 num_tokens, identical, and by contestant seconds, steps, accepted_per_step) and over all of them
@@ -38,8 +37,8 @@ NUM_SLOTS, MAX_MODEL_LEN = 2048, 1024
 PLAIN = "plain"
 PURPOSE = """\
 This demo answers the same prompts with and without draft trees, and compares every token.
-With drafts, one step of the model yields several tokens, so that answers come faster. This is of use
-only if nothing else changes: not the text at any temperature, not the JSON, not a tool call.
+With drafts, one step of the model yields several tokens, so that answers are faster. Text, JSON and
+tool calls must not change, at any temperature.
 """
 
 
@@ -79,7 +78,7 @@ class DemoTask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer of one contestant.
+    """An answer by one way of decoding.
 
     pieces: the text in parts, each with whether its tokens were accepted draft tokens. choice: the
     answer, split into reasoning, content and tool calls. seconds: time of generation.
@@ -146,7 +145,7 @@ def demo(
 def open_contestants(
     stack: ExitStack, shared: dict[str, Any], drafting: DraftOptions, *, quiet: bool
 ) -> dict[str, LLM]:
-    """Load the model once for each contestant, and return them by name.
+    """Load the model once for each way of decoding, and return them by name.
 
     These are plain decoding, the given drafting, and prompt lookup where the drafter is auto.
     """
@@ -252,7 +251,7 @@ def answer(llm: LLM, demo_task: DemoTask) -> Answer:
 
 
 def compare(demo_task: DemoTask, answers: dict[str, Answer]) -> dict[str, Any]:
-    """Return the result of a task. answers: by contestant."""
+    """Return the result of a task. answers: by way of decoding."""
     from eyas.builtin import without_end
 
     task, plain = demo_task.task, answers[PLAIN]

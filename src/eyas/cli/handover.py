@@ -1,7 +1,5 @@
-"""The options for prompts that one server computes and another one continues.
-
-Does not know: how keys and values move.
-"""
+"""The options of prefill-decode disaggregation. Does not know: how keys and values are
+transferred."""
 
 from __future__ import annotations
 

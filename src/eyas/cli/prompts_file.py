@@ -1,6 +1,6 @@
-"""Reads a file of prompts (--prompts-file).
+"""Read a file of prompts (--prompts-file).
 
-Promises: what cannot be read is a ValueError that names the line. Does not know: what prompts are for.
+Promises: an invalid line is a ValueError that names it. Does not know: what prompts are used for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def read_entries(file: Path) -> list[dict[str, Any]]:
         if line.strip()
     ]
     if not entries:
-        raise ValueError(f"--prompts-file: {file} holds no prompt")
+        raise ValueError(f"--prompts-file: {file} contains no prompts")
     return entries
 
 

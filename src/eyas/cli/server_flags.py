@@ -223,5 +223,5 @@ def _read_keys(file: Path | None) -> tuple[str, ...]:
         raise ValueError(f"--api-key-file: {file} is not UTF-8 text; save it as such") from error
     keys = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not keys:
-        raise ValueError(f"--api-key-file: {file} holds no key; write one per line")
+        raise ValueError(f"--api-key-file: {file} contains no key; write one per line")
     return keys

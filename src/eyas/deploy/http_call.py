@@ -1,7 +1,7 @@
-"""An HTTP request as a value that can be sent to another process, and what its prompt begins with.
+"""An HTTP request as a value that can be sent to another process, and the beginning of its prompt.
 
-Promises: the server's application sees what the client sent, as if it had received it itself.
-Does not know: Ray, what the application does.
+Promises: the server's application receives the same request as if the client had sent it there. Does
+not know: Ray, what the application does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MAX_QUEUED_MESSAGES = 16
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    """One HTTP request with its body. prefix: what its prompt begins with; requests with one prefix
-    should reach one engine."""
+    """One HTTP request with its body. prefix: the beginning of its prompt; requests with the same
+    prefix should go to the same engine."""
 
     method: str
     path: str
@@ -70,7 +70,7 @@ class _Prompt(msgspec.Struct):
 
 
 def prompt_prefix(body: bytes, max_chars: int) -> str:
-    """Return what the prompt of a request begins with; empty if it has none, or cannot be read."""
+    """Return the beginning of a request's prompt; empty if it has none, or cannot be read."""
     try:
         prompt = msgspec.json.decode(body, type=_Prompt)
     except (msgspec.DecodeError, RecursionError):
@@ -99,8 +99,8 @@ def prompt_prefix(body: bytes, max_chars: int) -> str:
 
 
 async def run_call(app: ASGIApp, call: HttpCall) -> AsyncGenerator[Message, None]:
-    """Yield the messages of the application's response: its start, then the parts of its body. Closing
-    the generator is for the application a client that has gone."""
+    """Yield the messages of the application's response: its start, then the parts of its body.
+    Closing the generator has the effect of a client that disconnects."""
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},

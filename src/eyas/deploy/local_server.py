@@ -1,8 +1,7 @@
-"""A server without a socket: the routes of `eyas serve` in front of an engine process, for a process
-that receives requests in its own way.
+"""A server without a socket: the routes of `eyas serve` and an engine process, for a process that
+receives requests by other means.
 
-Promises: the application and the engine are those of `eyas serve`; an engine that dies is started
-again.
+Promises: the application and the engine are those of `eyas serve`; an engine that dies is restarted.
 Does not know: where requests come from.
 """
 
@@ -53,7 +52,7 @@ class LocalServer:
         return run_call(self._app, call)
 
     def check(self) -> None:
-        """Raise RuntimeError if the engine is not started again any more, or makes no step."""
+        """Raise RuntimeError if the engine is no longer restarted, or makes no step."""
         health = self._engine.health()
         if health.state == "failed":
             raise RuntimeError(health.reason)
@@ -61,7 +60,7 @@ class LocalServer:
             raise RuntimeError(f"the engine has made no step for {health.idle_seconds:.0f} s")
 
     def load(self) -> dict[str, float]:
-        """Return the answers that run and wait in the engine, and the used share of its cache."""
+        """Return the numbers of running and waiting answers, and the used fraction of the cache."""
         stats = self._engine.health().stats
         used = stats.num_slots - stats.num_free_slots - stats.num_cached_slots
         return {
@@ -76,7 +75,7 @@ class LocalServer:
         return self._engine.process_id
 
     async def close(self) -> None:
-        """Let running answers finish, as after SIGTERM, and end the engine."""
+        """Wait for running answers, as after SIGTERM, and stop the engine."""
         self._engine.disable_restarts()
         await self._service.drain()
         if self._running is not None:

@@ -4,9 +4,9 @@ Two deployments. `Ingress` reads a request and streams its response. `Engine` is
 the routes of `eyas serve`; Ray chooses one by the beginning of the prompt (`eyas.deploy.ray_policies`)
 and starts as many as the engines' own queues need.
 
-Promises: a request whose engine dies before the response has begun is sent to another one, once; after
-that its stream ends with an error event, as when an engine process dies. A client that leaves ends its
-request in the engine. Does not know: how an engine works.
+Promises: a request whose engine dies before the response has begun is sent to another one, once;
+after that its stream ends with an error event, as when an engine process dies. The request of a
+client that disconnects ends in the engine. Does not know: how an engine works.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Ingress:
 
 
 async def _body(first: Message | None, response: Any, has_events: bool) -> AsyncIterator[bytes]:
-    """Yield the body of a response. If its engine dies, a stream of events ends with an error event;
-    the connection of another body is cut before its end."""
+    """Yield the body of a response. If its engine dies, a stream of events ends with an error event,
+    and the connection of any other body is closed before its end."""
     is_whole = False
     try:
         if first is not None:
@@ -105,7 +105,7 @@ async def _body(first: Message | None, response: Any, has_events: bool) -> Async
             yield message["body"]
         is_whole = True
     except FAILURES as error:
-        log.warning("a response broke off: %s", error)
+        log.warning("a response was interrupted: %s", error)
         is_whole = True
         if not has_events:
             raise

@@ -1,8 +1,8 @@
-"""Which engine Ray Serve sends a request to, and how many engines it runs.
+"""The choice of an engine for a request in Ray Serve, and of the number of engines.
 
-Promises: prompts that begin alike go to one engine while it has room, and then always to the same
-second one; engines that come or go move only the prompts that they get or had.
-Does not know: what requests ask for, beyond `HttpCall.prefix`.
+Promises: prompts with the same beginning go to one engine until it is full, and then always to the
+same second one; when an engine is added or removed, only the prompts of this engine move. Does not
+know: what requests ask for, beyond `HttpCall.prefix`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from eyas.deploy.http_call import HttpCall
 
 
 class PrefixRouter(RequestRouter):
-    """Rendezvous hashing of the prompt's beginning (Thaler and Ravishankar, 1998). Ray tries the groups
-    of replicas in order, and leaves out those that have their most requests."""
+    """Rendezvous hashing of the prompt's beginning (Thaler and Ravishankar, 1998). Ray tries the
+    groups of replicas in order, and skips those that have their maximum of requests."""
 
     async def choose_replicas(
         self,
@@ -52,7 +52,7 @@ def ranked(prefix: str, names: list[str]) -> list[str]:
 
 
 def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Return the number of engines that brings each to its target of running and waiting answers. Ray
+    """Return the number of engines with which each has its target of running and waiting answers. Ray
     applies the bounds and the delays."""
     metrics = context.aggregated_metrics or {}
     in_engines = sum(sum(metrics.get(name, {}).values()) for name in ("num_running", "num_waiting"))

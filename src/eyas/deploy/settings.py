@@ -20,11 +20,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """engine: keywords of `eyas.settings.engine_config`, such as model and max_num_seqs. server: fields
     of `eyas.server.options.ServerOptions`, such as served_model_names and api_keys.
 
-    min_replicas, max_replicas: of engines. target_requests: running and waiting answers of an engine
-    that the number of engines is chosen for; None is half of those that it runs at once.
-    upscale_delay, downscale_delay: seconds that a need lasts before the number changes. gpus, cpus: of
-    one engine. ingress_replicas: processes that read requests and choose engines. prefix_chars:
-    characters of a prompt that choose its engine.
+    min_replicas, max_replicas: of engines. target_requests: target number of running and waiting
+    answers per engine; None is half of the number that it runs at once. upscale_delay,
+    downscale_delay: seconds before the number of engines changes. gpus, cpus: of one engine.
+    ingress_replicas: processes that read requests and choose engines. prefix_chars: characters of a
+    prompt that choose its engine.
     """
 
     engine: dict[str, Any] = {}
@@ -71,12 +71,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def max_ongoing(self) -> int:
-        """Most requests that one engine is given: as many wait as run."""
+        """Maximum number of requests of one engine: as many wait as run."""
         return 2 * self.engine_config().scheduler.num_seats
 
     @property
     def target(self) -> int:
-        """Requests of an engine that the number of engines is chosen for."""
+        """Target number of requests per engine."""
         if self.target_requests is not None:
             return self.target_requests
         return max(1, self.engine_config().scheduler.num_seats // 2)

@@ -137,8 +137,8 @@ class ComposedDialect(Dialect):
             if opening.is_text and may_begin_with(answer, opening.text):
                 raise GrammarError(
                     f"tool_choice: with 'auto', an answer that may begin with {opening.text!r} "
-                    "cannot be told from a call of this model; ask for 'required' or 'none', or for "
-                    "a JSON schema",
+                    "cannot be distinguished from a call of this model; use 'required' or 'none', "
+                    "or a JSON schema",
                     "unsupported",
                     param="tool_choice",
                 )

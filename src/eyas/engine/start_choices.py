@@ -52,7 +52,7 @@ def products_choice(hardware: Device, dtype: torch.dtype) -> StartChoice:
     if hardware.device.type != "cpu":
         return StartChoice("products", "torch", "there are no kernels for this device")
     if dtype != torch.float32:
-        return StartChoice("products", "torch", "compiled code is for float32 alone")
+        return StartChoice("products", "torch", "compiled code is used only for float32")
     built = compiled()
     value = "torch" if built.library is None else "compiled C code"
     return StartChoice("products", value, built.reason)
@@ -118,7 +118,7 @@ def kv_choice(config: EngineConfig, info: EngineInfo) -> StartChoice:
 
 def context_choice(config: EngineConfig, wanted: int, longest: int) -> StartChoice:
     """The longest sequence. wanted: that of the options and the model."""
-    reason = "what the model was made for"
+    reason = "the model's context length"
     if longest < wanted:
         reason = f"what the cache holds; the model or --max-model-len allows {wanted:,}"
     elif config.model.max_model_len is not None:

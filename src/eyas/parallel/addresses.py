@@ -1,5 +1,4 @@
-"""Addresses of machines: their family, and which of this machine's reaches another one.
-
+"""Addresses of machines: their family, and the local address from which another one is reached.
 Imports no torch. Does not know: who listens there, what is sent.
 """
 
@@ -24,7 +23,7 @@ def family_of(address: Address) -> socket.AddressFamily:
 
 def own_address(other: Address) -> str:
     """Return the address of this machine from which it reaches another one, or itself. Sends nothing.
-    OSError: there is no such host, or no way to it."""
+    OSError: the host does not exist or is not reachable."""
     with socket.socket(family_of(other), socket.SOCK_DGRAM) as route:
         route.connect(other)
         return route.getsockname()[0]

@@ -19,7 +19,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a tensor. whole: how many there are. ranges: those that are held, in order."""
+    """Rows of a tensor. whole: their number. ranges: those that are held, in order."""
 
     whole: int
     ranges: tuple[Range, ...]
@@ -35,7 +35,7 @@ class Rows:
         return Rows(self.whole * factor, ranges)
 
     def then(self, *others: Rows) -> Rows:
-        """Return these rows and others, of tensors that follow each other in one."""
+        """Return these rows and others, of tensors that are concatenated."""
         whole, ranges = self.whole, self.ranges
         for other in others:
             ranges += tuple((start + whole, stop + whole) for start, stop in other.ranges)
@@ -47,8 +47,8 @@ class Rows:
 class Cut:
     """A parameter of which a rank holds some rows, or some columns.
 
-    target: takes them, plain or packed. shape: of the whole tensor. rows: that are held. columns: that
-    are held; None is all.
+    target: where they are stored, plain or packed. shape: of the whole tensor. rows: that are held.
+    columns: that are held; None is all.
     """
 
     target: Weight
@@ -66,7 +66,8 @@ class Cut:
 
     @classmethod
     def nothing(cls, *shape: int, like: Weight | None = None) -> Cut:
-        """Return a parameter of which the rank holds nothing. like: a weight that is stored so too."""
+        """Return a parameter of which the rank holds nothing. like: a weight with the same
+        storage."""
         return cls(torch.empty(0) if like is None else like[:0], shape, ())
 
     def dim(self) -> int:
@@ -84,7 +85,7 @@ class Cut:
         return Cut(self.target.t(), (num_columns, num_rows), rows, columns)
 
     def regions(self) -> Iterator[tuple[Range, Range | None, Weight]]:
-        """Yield (rows, columns, what takes them) of the whole tensor."""
+        """Yield (rows, columns, their target) of the whole tensor."""
         at = 0
         for start, stop in self.rows:
             yield (start, stop), self.columns, self.target[at : at + stop - start]
@@ -96,14 +97,14 @@ Parameter = Weight | Cut
 
 
 def held(weight: Weight, rows: Rows) -> Parameter:
-    """Return what a loader fills of a weight that has these rows of a tensor."""
+    """Return the part that a loader fills of a weight with these rows of a tensor."""
     if rows.count == rows.whole:
         return weight
     return Cut.of_rows(weight, rows)
 
 
 def whole(parameter: Parameter) -> Cut:
-    """Return the cut that is all of a parameter, or the cut itself."""
+    """Return the cut of a whole parameter, or the cut itself."""
     if isinstance(parameter, Cut):
         return parameter
     return Cut(parameter, tuple(parameter.shape), ((0, parameter.shape[0]),))

@@ -1,10 +1,10 @@
 """The ranks as a group: messages of rank 0 to all others, and exchanges of tensors.
 
 Promises: an explicit object; torch's default group is not used. A call that fails, because a rank has
-ended or does not answer in time, raises GroupLost, and so does every later call: ranks that are out of
-step never exchange numbers. The same holds after an exception from elsewhere, as from Ctrl-C. Nothing
-is pickled. Sockets listen at one address of this machine: that of rank 0, or the one that reaches it.
-Does not know: what is sent, how ranks are started.
+ended or does not answer in time, raises GroupLost, and so does every later call: ranks that are not
+at the same call never exchange numbers. The same holds after any other exception, such as Ctrl-C.
+Nothing is pickled. Sockets listen at one address of this machine: that of rank 0, or the one that
+reaches it. Does not know: what is sent, how ranks are started.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the ranks of a group meet.
+    """How the ranks of a group connect.
 
     rank, size: of the group. place: "host:port", where rank 0 listens, or the path of a file in a
-    folder of the user's own, where all ranks are on one machine. timeout_seconds: how long an exchange
-    may take. terms: names and values of what all ranks must have in common.
+    private directory, if all ranks are on one machine. timeout_seconds: how long an exchange may
+    take. terms: names and values of settings that must be equal on all ranks.
     """
 
     rank: int
@@ -54,14 +54,14 @@ class Meeting:
 
     @property
     def address(self) -> Address:
-        """Host and port of the place. An IPv6 address stands in brackets there."""
+        """Host and port of the place. An IPv6 address is in brackets there."""
         host, _, port = self.place.rpartition(":")
         return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class Exchanges(Protocol):
-    """The methods of torch's backends that this module calls; each returns work to wait for, or nothing
-    where later work on the device waits by itself."""
+    """The methods of torch's backends that this module calls; each returns work to wait for, or None
+    if later work on the device waits by itself."""
 
     def _allgather_base(
         self, output: torch.Tensor, x: torch.Tensor, options: Any, /
@@ -118,7 +118,8 @@ class Group:
             self._reason = reason
 
     def abort(self, reason: str) -> None:
-        """Give up, and end the exchanges of GPUs that wait for another rank; their results are void.
+        """Give up, and end the exchanges of GPUs that wait for another rank; their results are
+        invalid.
 
         Can run in any thread. A CPU's exchanges end by themselves.
         """
@@ -144,8 +145,7 @@ class Group:
     ) -> torch.Tensor:
         """Send each rank some rows of `x`, in order of rank; return those of the ranks for this one.
 
-        x: [sum(sent), ...]. sent: how many for each rank. received: how many from each rank, as these
-        know it.
+        x: [sum(sent), ...]. sent: how many for each rank. received: how many from each rank.
         """
         x = x.contiguous()
         found = x.new_empty((sum(received), *x.shape[1:]))
@@ -171,7 +171,7 @@ class Group:
         self._run(lambda: self._exchanges.broadcast([x], _options(dist.BroadcastOptions)))
 
     def least(self, value: int) -> int:
-        """Return the least of the ranks' numbers."""
+        """Return the minimum of the ranks' numbers."""
         mine = torch.tensor([value], dtype=torch.int64)
         all_N1 = [torch.empty_like(mine) for _ in range(self.size)]
         self._run(lambda: self._messages.allgather([all_N1], [mine]))
@@ -190,7 +190,7 @@ class Group:
         self._run(lambda: self._send(parts))
 
     def receive(self) -> bytes:
-        """Return the next message of rank 0, however long it takes."""
+        """Wait for the next message of rank 0 without a time limit, and return it."""
         frame = torch.empty(FRAME, dtype=torch.uint8)
         self._run(lambda: self._messages.broadcast([frame], _options(dist.BroadcastOptions)))
         first = frame.numpy().tobytes()
@@ -232,8 +232,8 @@ def _options(kind: type[Any]) -> Any:
 
 
 def meet(meeting: Meeting, device: torch.device) -> Group:
-    """Return the group, once all ranks have come. Raises GroupLost if one does not come in time, and
-    ValueError if ranks differ in the terms."""
+    """Return the group, once all ranks are connected. Raises GroupLost if one does not connect in
+    time, and ValueError if ranks differ in the terms."""
     rank, size = meeting.rank, meeting.size
     limit = timedelta(seconds=meeting.timeout_seconds)
     try:
@@ -270,7 +270,7 @@ def _agree(store: dist.Store, meeting: Meeting, device: torch.device) -> None:
 
 
 def _first_sentence(error: Exception) -> str:
-    """Return what torch says happened, without the place in its source and its advice."""
+    """Return the first sentence of torch's error, without the source location and advice."""
     text = re.sub(r"^\[[^]]*\]\s*", "", str(error).partition("\n")[0])
     return re.split(r"\. (?=[A-Z])", text)[0]
 
@@ -295,7 +295,7 @@ def _store(meeting: Meeting) -> dist.Store:
 
 
 def _gloo(store: dist.Store, meeting: Meeting, limit: timedelta) -> Exchanges:
-    """Return what exchanges tensors of the host, once all ranks are connected."""
+    """Return the exchanges of host tensors, once all ranks are connected."""
     gloo: Any = dist.ProcessGroupGloo
     own = LOOPBACK if meeting.is_local else own_address(meeting.address)
     options = gloo._Options()
@@ -307,7 +307,7 @@ def _gloo(store: dist.Store, meeting: Meeting, limit: timedelta) -> Exchanges:
 
 
 def _nccl(store: dist.Store, meeting: Meeting, limit: timedelta) -> Exchanges:
-    """Return what exchanges tensors of GPUs."""
+    """Return the exchanges of GPU tensors."""
     nccl: Any = dist.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = limit

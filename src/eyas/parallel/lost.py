@@ -1,7 +1,7 @@
-"""The error of ranks that cannot go on."""
+"""The error of ranks that cannot continue."""
 
 from __future__ import annotations
 
 
 class GroupLost(RuntimeError):
-    """A rank has ended or does not answer, so the others cannot go on."""
+    """A rank has ended or does not answer, so the others cannot continue."""

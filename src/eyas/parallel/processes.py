@@ -1,8 +1,7 @@
 """The processes of other ranks than the first, started on this machine.
 
-Promises: a rank's process ends when the process that started it does, whose end of a pipe then closes.
-Imports no torch.
-Does not know: what a rank does.
+Promises: a rank's process ends when the process that started it ends, because a pipe is closed.
+Imports no torch. Does not know: what a rank does.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class RankProcesses:
     """
 
     def __init__(self, config: EngineConfig, place: str, command: Sequence[str] = ()) -> None:
-        """Start the processes. place: where the ranks meet. command: run instead of a rank's own; reads
-        a `wire.RankSetup` from its standard input. OSError: one cannot be started."""
+        """Start the processes. place: of their meeting. command: run instead of a rank's own; reads a
+        `wire.RankSetup` from its standard input. OSError: one cannot be started."""
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
         parallel = config.parallel
         level, log_format = logs.configured()
@@ -65,7 +64,7 @@ class RankProcesses:
         return [process.pid for process in self._ranks.values()]
 
     def have_ended(self) -> bool:
-        """Whether all ranks have ended, as they were told to."""
+        """Whether all ranks have ended after they were told to."""
         return all(process.poll() == 0 for process in self._ranks.values())
 
     def check(self) -> None:
@@ -76,7 +75,7 @@ class RankProcesses:
                 raise GroupLost(f"rank {rank} has ended (status {status})")
 
     def close(self) -> None:
-        """Wait until the ranks have ended, which have been told to; kill those that do not."""
+        """Wait until the ranks have ended, which have been told to; kill those that do not end."""
         for process in self._ranks.values():
             if process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -90,7 +89,7 @@ class RankProcesses:
 
 
 class PrivatePlace:
-    """A file where the ranks of one machine meet, in a folder of the user's own."""
+    """A file for the connection of the ranks of one machine, in a private directory."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="eyas-ranks-")

@@ -1,8 +1,8 @@
 """Which part of a network one rank computes, and how ranks complete a sum.
 
-Promises: parts of equal size, in the order of the ranks. Key/value heads that are fewer than ranks are
-repeated, so that each rank has the one that its query heads read.
-Does not know: layers, checkpoints.
+Promises: parts of equal size, in the order of the ranks. If there are fewer key/value heads than
+ranks, they are repeated, so that each rank has the head that its query heads read. Does not know:
+layers, checkpoints.
 
 Legend: T rows, O output features.
 """
@@ -22,11 +22,11 @@ from eyas.parallel.tree import PIECES, tree_sum
 class Shard:
     """A rank's part.
 
-    rank, size: the rank's number, and how many there are. by_tree: sums over input features are formed
-    in the tree of `parallel.tree`, so that their bits do not depend on the number of ranks. by_expert:
-    a rank holds whole experts, else a part of each. by_sequence: a rank computes the rows of its own
-    sequences, with all heads; the chosen experts alone are divided, by expert. group: None for one
-    rank, and where only sizes are asked for.
+    rank, size: the rank's number, and how many there are. by_tree: sums over input features are
+    formed in the tree of `parallel.tree`, so that their bits do not depend on the number of ranks.
+    by_expert: a rank holds whole experts, else a part of each. by_sequence: a rank computes the rows
+    of its own sequences, with all heads; the chosen experts alone are divided, by expert. group: None
+    for one rank, and if only sizes are needed.
     """
 
     rank: int = 0
@@ -62,7 +62,7 @@ class Shard:
         return PIECES // self.size
 
     def part(self, count: int) -> Rows:
-        """Return this rank's part of so many heads, features or tokens."""
+        """Return this rank's part of a number of heads, features or tokens."""
         return Rows(
             count, ((count * self.rank // self.size, count * (self.rank + 1) // self.size),)
         )

@@ -1,4 +1,4 @@
-"""Sums in a fixed binary tree, whoever computes which of their parts.
+"""Sums in a fixed binary tree, independent of which rank computes which part.
 
 Promises: the bits of a sum over `PIECES` pieces are the same if one rank adds all of them, or if each
 of 2, 4 or 8 ranks adds its own and the sums of the ranks are then added.

@@ -1,7 +1,7 @@
 """Options of SGLang and vLLM that eyas does not support, each with the reason and a remedy.
 
-Promises: an unsupported option of a peer is refused by name, never ignored; unknown options are left to
-the caller. Does not know: which options eyas has.
+Promises: an unsupported option is refused by name, never ignored; unknown options are left to the
+caller. Does not know: which options eyas has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""SGLang's sampling parameters: their names, and what they are in eyas.
+"""SGLang's sampling parameters: their names and their meaning in eyas.
 
-Promises: the route /generate and `LLM` take the same fields with the same meaning; an unknown field is
-refused by name. Does not know: engines, what the values do.
+Promises: the route /generate and `LLM` accept the same fields with the same meaning; an unknown field
+is refused by name. Does not know: engines, what the values do.
 """
 
 from __future__ import annotations
@@ -96,4 +96,4 @@ def _no_such(name: str, known: tuple[str, ...]) -> str:
     if name in ("custom_params", "custom_logit_processor"):
         return "requests can set logit bias and grammars, but not code; leave it out"
     near = get_close_matches(str(name), known, n=1)
-    return f"is no sampling parameter{f'; did you mean {near[0]}?' if near else ''}"
+    return f"is not a sampling parameter{f'; did you mean {near[0]}?' if near else ''}"

@@ -76,7 +76,7 @@ def open_device(config: DeviceConfig, num_ranks: int = 1, number: int | None = N
     )
     if device.index >= torch.cuda.device_count():
         raise ValueError(
-            f"device: {name!r} is not here; this machine has {torch.cuda.device_count()}"
+            f"device: {name!r} does not exist; this machine has {torch.cuda.device_count()}"
         )
     torch.cuda.set_device(device)
     properties = torch.cuda.get_device_properties(device)

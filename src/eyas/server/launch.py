@@ -81,9 +81,9 @@ def serve(
         return 1
     if not (options.api_keys or options.allow_no_key) and is_reached_by_others(listener):
         log.warning(
-            "%s:%d is open to everybody who can reach this machine, without a key: they can use the "
+            "%s:%d is open without a key to everybody who can reach this machine: they can use the "
             "model, fill its queue and read /metrics. Set --api-key-file, or listen on 127.0.0.1; "
-            "--allow-no-key says that a firewall or proxy keeps others out",
+            "--allow-no-key silences this warning, if a firewall or proxy restricts access",
             options.host,
             listener.getsockname()[1],
         )
@@ -216,7 +216,7 @@ async def _serve(
     def begin_draining() -> None:
         nonlocal draining
         if draining is None:
-            log.info("draining: running answers may take %.0f s more", options.drain_seconds)
+            log.info("shutting down: running answers have %.0f s to finish", options.drain_seconds)
             client.disable_restarts()
             draining = asyncio.create_task(drain())
 

@@ -81,6 +81,6 @@ def _run(start: Callable[[], RankProcesses], policy: RestartPolicy) -> int:
             ranks.close()
         pause = policy.next_pause(time.monotonic() - started, reason)
         if pause is None:
-            log.error("%s; not started again", reason)
+            log.error("%s; not restarted", reason)
             return 1
         time.sleep(pause)

@@ -171,7 +171,7 @@ def traces_endpoint(url: str) -> str:
         parts, is_valid = urlsplit(""), False
     if not is_valid:
         raise ValueError(
-            f"otlp_traces_endpoint: {url!r} is no collector's URL; give one of OTLP over HTTP, such as "
-            "http://localhost:4318/v1/traces"
+            f"otlp_traces_endpoint: {url!r} is not the URL of a collector; give one for OTLP over "
+            "HTTP, such as http://localhost:4318/v1/traces"
         )
     return url if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1/traces"

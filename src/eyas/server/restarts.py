@@ -45,7 +45,7 @@ class RestartPolicy:
         pause = min(self._first_pause_seconds * 2**self._num_tries, MAX_PAUSE_SECONDS)
         self._num_tries += 1
         log.error(
-            "%s; started again in %.1f s (try %d of %d)",
+            "%s; restarting in %.1f s (attempt %d of %d)",
             *(reason, pause, self._num_tries, self._max_restarts),
         )
         return pause

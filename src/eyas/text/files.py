@@ -23,7 +23,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
             f"{path}: is not valid JSON ({error}); download the model again"
         ) from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: holds no JSON object; download the model again")
+        raise ValueError(f"{path}: does not contain a JSON object; download the model again")
     return value
 
 

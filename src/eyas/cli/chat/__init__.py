@@ -1,9 +1,8 @@
-"""`eyas chat`: talk to a model in the terminal.
+"""`eyas chat`: chat with a model in the terminal.
 
-Promises: Ctrl-C stops an answer and leaves the engine as it was; Ctrl-D ends the program. A user's
-mistake is reported and changes nothing.
-Does not know: how answers are generated (`local`, `remote`), how messages are read (`reading`), or how
-they are shown (`view`).
+Promises: Ctrl-C stops an answer and leaves the engine as it was; Ctrl-D ends the program. An invalid
+command is reported and has no effect. Does not know: how answers are generated (`local`, `remote`),
+how messages are read (`reading`), or how they are shown (`view`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatResources(ResourceOptions):
-    """Device and memory; one conversation at a time."""
+    """Options of device and memory, for one conversation at a time."""
 
     max_num_seqs: options.MaxNumSeqs = "1"
 
@@ -157,5 +156,5 @@ def _read_key(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--api-key-file: cannot read {file} ({error})") from error
     if not key:
-        raise ValueError(f"--api-key-file: the first line of {file} holds no key")
+        raise ValueError(f"--api-key-file: the first line of {file} contains no key")
     return key

@@ -23,8 +23,8 @@ Handler = Callable[["Conversation", "ChatView", str], bool]
 
 
 class Command(NamedTuple):
-    """A command. run: returns whether the model is to answer. usage: its argument; one in brackets may
-    be left out."""
+    """A command. run: returns whether the model should answer. usage: its argument; brackets mean
+    that it is optional."""
 
     run: Handler
     usage: str
@@ -32,11 +32,11 @@ class Command(NamedTuple):
 
 
 def run_command(conversation: Conversation, view: ChatView, message: str) -> bool:
-    """Run a command. Returns whether the model is to answer now."""
+    """Run a command. Returns whether the model should answer now."""
     name, *rest = message.split(maxsplit=1)
     command = COMMANDS.get(name)
     if command is None:
-        raise ValueError(f"{name} is no command; /help lists them")
+        raise ValueError(f"{name} is not a command; /help lists them")
     argument = rest[0] if rest else ""
     if bool(argument) != bool(command.usage) and not command.usage.startswith("["):
         raise ValueError(f"{name}: write {name} {command.usage}".rstrip())
@@ -82,9 +82,9 @@ def _result(conversation: Conversation, view: ChatView, argument: str) -> bool:
 def _tree(conversation: Conversation, view: ChatView, argument: str) -> bool:
     trees = [] if conversation.turn is None else conversation.turn.trees
     if not trees:
-        raise ValueError("/tree: there is no answer whose draft trees are known")
+        raise ValueError("/tree: no answer with draft trees yet")
     if argument and not (argument.isdecimal() and int(argument)):
-        raise ValueError(f"/tree: {argument!r} is no number of steps; write /tree or /tree 5")
+        raise ValueError(f"/tree: {argument!r} is not a number of steps; write /tree or /tree 5")
     first = max(0, len(trees) - int(argument or LAST_STEPS))
     for number, tree in enumerate(trees[first:], first + 1):
         view.show_tree(tree, number, len(trees))
@@ -105,7 +105,9 @@ def _temperature(conversation: Conversation, view: ChatView, argument: str) -> b
     try:
         temperature = float(argument)
     except ValueError:
-        raise ValueError(f"/temperature: {argument!r} is no number; write one, or off") from None
+        raise ValueError(
+            f"/temperature: {argument!r} is not a number; write a number, or off"
+        ) from None
     conversation.set_temperature(temperature)
     view.note(f"The temperature of the next answers is {temperature:g}.")
     return False

@@ -41,12 +41,10 @@ class StepTree(NamedTuple):
 
 @dataclass(slots=True)
 class Turn:
-    """What is known of an answer.
-
-    num_tokens, num_steps, num_accepted: tokens of the answer, steps that they took, drafted tokens
-    among them; None if the server does not tell. seconds, first_after: time from the question to the
-    end and to the first piece. finish_reason: None if the user stopped the answer. error: why it
-    failed. trees: of the first steps, if the model tells.
+    """Facts about an answer. num_tokens, num_steps, num_accepted: tokens of the answer, its steps,
+    and the accepted drafted tokens; None if the server does not report them. seconds, first_after:
+    time from the question to the end and to the first piece. finish_reason: None if the user stopped
+    the answer. error: why it failed. trees: of the first steps, if the model reports them.
     """
 
     content: str = ""
@@ -73,7 +71,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a model answers. changes: sampling parameters that differ from the model's."""
+    """A question to a model. changes: sampling parameters that differ from the model's."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]]
@@ -82,15 +80,15 @@ class Question:
 
 
 class ChatModel(Protocol):
-    """What answers a conversation."""
+    """A model that answers a conversation."""
 
     @property
     def description(self) -> str:
-        """The model, in a line."""
+        """A description of the model in one line."""
         ...
 
     def check(self, constraint: Constraint) -> None:
-        """Raise RequestError or ValueError if the model cannot be held to a constraint."""
+        """Raise RequestError or ValueError if the constraint cannot be enforced."""
         ...
 
     def answer(self, question: Question, turn: Turn) -> Iterator[Event]:
@@ -140,19 +138,20 @@ class Conversation:
         self._messages.append({"role": "tool", "tool_call_id": waiting[0], "content": text})
 
     def reset(self) -> None:
-        """Forget the messages. System message, constraint and tools stay."""
+        """Delete the messages, but not the system message, the constraint and the tools."""
         self._messages.clear()
         self.turn = None
 
     def constrain(self, constraint: Constraint | None) -> None:
-        """Set what the next answers must be. RequestError or ValueError: it cannot be enforced."""
+        """Set the constraint of the next answers. RequestError or ValueError: it cannot be
+        enforced."""
         if constraint is not None:
             self.model.check(constraint)
         self._constraint = constraint
 
     def set_temperature(self, temperature: float | None) -> None:
-        """Set the temperature of the next answers; None is that of the start. ValueError: it is out
-        of range."""
+        """Set the temperature of the next answers; None is the initial one. ValueError: it is out of
+        range."""
         changes = {name: v for name, v in self._changes.items() if name != "temperature"}
         if temperature is not None:
             changes["temperature"] = temperature
@@ -164,7 +163,7 @@ class Conversation:
     def answer(self) -> Generator[Event]:
         """Yield the pieces of the answer to the last message. Closing the iterator stops the answer.
 
-        RequestError or ValueError: the message cannot be answered, and is taken back.
+        RequestError or ValueError: the message cannot be answered, and is removed.
         """
         turn, started = Turn(), time.perf_counter()
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -190,8 +189,8 @@ class Conversation:
                 self._messages.append(self._message(turn))
 
     def _message(self, turn: Turn) -> dict[str, Any]:
-        """Return an answer as a message. Tool calls of one that was cut may be incomplete, and are
-        left out."""
+        """Return an answer as a message. Tool calls of an answer that was cut off may be incomplete,
+        and are left out."""
         message: dict[str, Any] = {"role": "assistant", "content": turn.content}
         calls = [] if turn.finish_reason in (None, "length") else turn.tool_calls
         if calls:
@@ -209,7 +208,7 @@ class Conversation:
 
 
 def read_tools(given: str, what: str) -> list[dict[str, Any]]:
-    """Return the functions, or the function, that JSON or a file offers. ValueError names the fault.
+    """Return the functions that JSON, or a file with it, defines. ValueError: they are invalid.
 
     what: the option or command, for errors.
     """
@@ -225,7 +224,7 @@ def read_tools(given: str, what: str) -> list[dict[str, Any]]:
 
 
 def read_json(given: str, what: str) -> Any:
-    """Return JSON that is given as text, or by the name of a file. ValueError names the fault."""
+    """Return JSON that is given as text, or as the name of a file. ValueError: it is invalid."""
     text = given
     if not given.lstrip().startswith(("{", "[")):
         try:

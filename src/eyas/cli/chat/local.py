@@ -1,8 +1,8 @@
 """The model of a chat in this process.
 
 Promises: Ctrl-C ends an answer between two steps of the engine, never inside one; a second Ctrl-C has
-its usual effect. An answer that has ended, in whatever way, leaves no work in the engine.
-Does not know: terminals.
+its usual effect. When an answer has ended, for any reason, the engine has no work left. Does not
+know: terminals.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LocalModel:
 
     @property
     def description(self) -> str:
-        """The model, in a line."""
+        """A description of the model in one line."""
         info = self.llm.info
         return (
             f"{info.model}, {info.num_parameters / 1e6:.0f} M parameters, {info.dtype} on "

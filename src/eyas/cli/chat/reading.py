@@ -1,8 +1,8 @@
-"""How a chat reads messages.
+"""Read the messages of a chat.
 
 Promises: a line is a message, unless it ends in a backslash, which continues it, or begins with three
-quotation marks, which begin a message of several lines; so in a terminal and from a pipe.
-Does not know: what the messages mean.
+quotation marks, which begin a message of several lines. This is the same in a terminal and
+from a pipe. Does not know: what the messages mean.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ QUOTES = '"""'
 
 
 def messages(view: ChatView) -> Iterator[str]:
-    """Yield the messages of standard input, without those of white space alone."""
+    """Yield the messages of standard input, except those that are only white space."""
     if view.is_interactive:
         with suppress(ImportError):
             import readline  # noqa: F401, `input` edits lines with it

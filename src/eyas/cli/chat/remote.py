@@ -24,9 +24,9 @@ TIMEOUT = httpx.Timeout(10.0, read=600.0)
 class RemoteModel:
     """A model of a server.
 
-    url: of the API, such as http://localhost:8000/v1. name: of the model; None takes the server's
-    first. key: API key. template_options: passed to the chat template. Raises ValueError if the server
-    cannot be reached, or has no such model.
+    url: of the API, such as http://localhost:8000/v1. name: of the model; None is the server's first
+    model. key: API key. template_options: passed to the chat template. Raises ValueError if the
+    server cannot be reached, or has no such model.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RemoteModel:
 
     @property
     def description(self) -> str:
-        """The model, in a line."""
+        """A description of the model in one line."""
         return f"{self._name} at {self._url}"
 
     def check(self, constraint: Constraint) -> None:
@@ -112,7 +112,7 @@ def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def _events(chunk: dict[str, Any], turn: Turn) -> Iterator[Event]:
-    """Yield the pieces in a chunk of a stream, and note what it says of the answer."""
+    """Yield the pieces in a chunk of a stream, and record its facts about the answer."""
     if (error := chunk.get("error")) is not None:
         turn.error = str(error.get("message") if isinstance(error, dict) else error)
     for choice in chunk.get("choices") or ():
@@ -145,7 +145,7 @@ def _tree(tree: dict[str, Any]) -> StepTree:
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:
-    """Return the JSON object of a response; an empty one if it holds none."""
+    """Return the JSON object of a response; an empty one if it has none."""
     try:
         content = response.json()
     except ValueError:
@@ -154,7 +154,7 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 
 
 def _error_text(response: httpx.Response) -> str:
-    """Return what a response with an error says."""
+    """Return the error text of a response."""
     error = _object(response).get("error")
     message = error.get("message") if isinstance(error, dict) else error
     return str(message or f"status {response.status_code}")

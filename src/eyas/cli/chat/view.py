@@ -1,9 +1,9 @@
-"""How a chat looks: reasoning is dimmed, calls and errors are marked, a line of numbers follows.
+"""The display of a chat: reasoning is dimmed, calls and errors are coloured, and a line of numbers
+follows.
 
-Promises: control characters of a model's text never reach the terminal. Unless both standard input and
-output are a terminal, answers go to standard output as they are, and everything else goes to standard
-error.
-Does not know: engines, HTTP.
+Promises: control characters of a model's text never reach the terminal. Unless both standard input
+and output are a terminal, answers go to standard output unchanged, and everything else goes to
+standard error. Does not know: engines, HTTP.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ChatView:
         self._notes.print(shown[0])
 
     def show_error(self, message: str) -> None:
-        """Show a mistake of the user, or why an answer failed."""
+        """Show an error of the user, or of an answer."""
         self._notes.print(message.translate(CONTROLS), style="red")
 
     def note(self, text: str) -> None:

@@ -114,10 +114,13 @@ class Products:
             for tile in tiles:
                 sums = product(x_TI, weight_OI, num_splits=2, tile=tile, pdl=True)
                 if not torch.equal(sums, ours):
-                    log.info("%s: products by warpgroups have other bits here", dtype)
+                    log.info(
+                        "%s: products by warpgroups are not used: their bits differ on this device",
+                        dtype,
+                    )
                     return False
         except Exception as error:  # the compiler's or the driver's
-            log.info("%s: no products by warpgroups here: %s", dtype, error)
+            log.info("%s: products by warpgroups are not used: %s", dtype, error)
             return False
         return True
 

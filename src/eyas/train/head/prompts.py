@@ -120,7 +120,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Conversation]]:
                 yield place, _conversation(_decoded(line, place), place)
     if empty:
         raise ValueError(
-            f"{path}: holds no prompts; write one JSON object per line, such as {_EXAMPLE}"
+            f"{path}: contains no prompts; write one JSON object per line, such as {_EXAMPLE}"
         )
 
 
