@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Number, Real
+from numbers import Integral, Number, Real
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints, overload
 
 import msgspec
@@ -64,6 +64,7 @@ _KINDS = {
     bool: "True or False",
     type(None): "None",
 }
+_NUMBERS: dict[Any, type] = {int: Integral, float: Real}  # those of NumPy too
 T = TypeVar("T")
 if TYPE_CHECKING:
     # For types that are not classes, such as `int | None` and `Literal["yes", "no"]`.
@@ -755,7 +756,8 @@ def _check(name: str, value: Any, allowed: Any, needed: str) -> None:
     """Raise ValueError that names a keyword whose value is none of the types `allowed`. Whole numbers
     are floats, truth values are no numbers. needed: the types in words."""
     kinds = get_args(allowed) or (allowed,)
-    is_right = isinstance(value, allowed) or (float in kinds and isinstance(value, Real))
+    numbers = tuple(_NUMBERS[kind] for kind in kinds if kind in _NUMBERS)
+    is_right = isinstance(value, (*kinds, *numbers))
     if not is_right or (isinstance(value, bool) and bool not in kinds):
         raise ValueError(f"{name}: must be {needed}, not {value!r:.80}")
 

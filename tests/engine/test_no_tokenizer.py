@@ -57,7 +57,7 @@ def test_the_lack_is_said_at_load(directory: Path, caplog: pytest.LogCaptureFixt
 
 
 REFUSED: dict[str, Callable[[LLM], Any]] = {
-    "prompt": lambda llm: llm.generate("a text"),
+    "prompts": lambda llm: llm.generate("a text"),
     "messages": lambda llm: llm.chat(MESSAGES),
     "stop": lambda llm: llm.generate([5], SamplingParams(stop=("x",))),
     "output": lambda llm: llm.generate([5], output=Literal["a", "b"]),

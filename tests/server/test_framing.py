@@ -96,7 +96,7 @@ def test_an_error_has_no_other_requests_id(server: LiveServer):
         data = read_all(connection)
     at = data.rindex(b"HTTP/1.1 ")
     assert b"x-request-id: mine" in data[:at]
-    assert refused(data[at:], 400)["message"] == "this is not an HTTP request"
+    assert refused(data[at:], 400)["message"].startswith("this is not an HTTP request")
     assert b"x-request-id: mine" not in data[at:]
 
 

@@ -16,15 +16,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from eyas.core import RequestError
-from eyas.server.answer_routes import AnswerRoutes
+from eyas.server import answer_routes, messages, responses
+from eyas.server.answering import Answering
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.info_routes import InfoRoutes
-from eyas.server.messages_routes import MessagesRoutes
+from eyas.server.messages_models import MessagesBody
 from eyas.server.middleware import MESSAGES_ROUTE, ServerMiddleware, refusal
 from eyas.server.missing_routes import no_such_route
 from eyas.server.playground import page_files
+from eyas.server.request_models import ChatBody, CompletionBody, GenerateBody
 from eyas.server.request_reader import RequestReader
+from eyas.server.response_models import ResponseBody
 from eyas.server.response_routes import ResponseRoutes
 from eyas.server.service import Service
 from eyas.server.sse import ClientDisconnected
@@ -37,10 +40,16 @@ def create_app(service: Service) -> ASGIApp:
     """Create the ASGI application of one server."""
     reader = RequestReader(service)
     info = InfoRoutes(service)
-    answers = AnswerRoutes(service, reader)
+    answer = Answering(service, reader).route
     tokens = TokenRoutes(reader)
-    responses = ResponseRoutes(service, reader)
-    messages = MessagesRoutes(service, reader)
+    stored = ResponseRoutes(service)
+    create_chat = answer(ChatBody, "chatcmpl-", answer_routes.chat)
+    create_completion = answer(CompletionBody, "cmpl-", answer_routes.completion)
+    generate = answer(GenerateBody, "", answer_routes.generate, num_id_bytes=16)
+    create_response = answer(
+        ResponseBody, "resp_", stored.translate, num_id_bytes=24, rename=responses.field_name
+    )
+    create_message = answer(MessagesBody, "msg_", answer_routes.message, rename=messages.field_name)
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/health", info.health),
         ("GET", "/livez", info.health),
@@ -60,14 +69,14 @@ def create_app(service: Service) -> ASGIApp:
         ("GET", "/get_load", info.load),
         ("GET", "/loads", info.loads),
         ("GET", "/v1/loads", info.loads),
-        ("POST", "/v1/chat/completions", answers.chat),
-        ("POST", "/v1/completions", answers.completions),
-        ("POST", "/v1/responses", responses.create),
-        ("GET", "/v1/responses/{id}", responses.retrieve),
-        ("DELETE", "/v1/responses/{id}", responses.delete),
-        ("POST", MESSAGES_ROUTE, messages.create),
-        ("POST", f"{MESSAGES_ROUTE}/count_tokens", messages.count_tokens),
-        ("POST", "/generate", answers.generate),
+        ("POST", "/v1/chat/completions", create_chat),
+        ("POST", "/v1/completions", create_completion),
+        ("POST", "/v1/responses", create_response),
+        ("GET", "/v1/responses/{id}", stored.retrieve),
+        ("DELETE", "/v1/responses/{id}", stored.delete),
+        ("POST", MESSAGES_ROUTE, create_message),
+        ("POST", f"{MESSAGES_ROUTE}/count_tokens", tokens.count_tokens),
+        ("POST", "/generate", generate),
         ("POST", "/flush_cache", info.forget_prefixes),
         ("POST", "/reset_prefix_cache", info.forget_prefixes),
         ("POST", "/tokenize", tokens.tokenize),

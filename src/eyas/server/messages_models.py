@@ -23,11 +23,11 @@ from eyas.server.fields import (
     by_tag,
     by_type_field,
 )
-from eyas.server.options import StreamGranularity
 from eyas.server.request_models import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
+    AnswerFields,
     ConstraintFields,
     FunctionName,
 )
@@ -236,7 +236,7 @@ class CountTokensBody(StrictModel):
     mcp_servers: Any = None
 
 
-class MessagesBody(CountTokensBody, ConstraintFields):
+class MessagesBody(CountTokensBody, ConstraintFields, AnswerFields):
     """The body of /v1/messages: the fields of Anthropic's API, and those of constraints."""
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -246,12 +246,9 @@ class MessagesBody(CountTokensBody, ConstraintFields):
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    stream: bool | None = None
     metadata: Annotated[dict[str, Any], at_most(16)] | None = None
     service_tier: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
     seed: Seed | None = None
     min_tokens: Count | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
-    stream_granularity: StreamGranularity | None = None
     return_draft_details: bool | None = None

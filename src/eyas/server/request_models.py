@@ -134,23 +134,28 @@ class SamplingFields(ConstraintFields):
     spaces_between_special_tokens: Literal[True] | None = None
 
 
-class CompletionFields(SamplingFields):
+class AnswerFields(StrictModel):
+    """The fields that the bodies of all routes that answer have."""
+
+    model: Name | None = None
+    stream: bool | None = None
+    stream_granularity: StreamGranularity | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+
+
+class CompletionFields(SamplingFields, AnswerFields):
     """The fields that /v1/chat/completions and /v1/completions share. The last ones are vLLM's, which
     its clients send with the values that change nothing."""
 
     response_format: ResponseFormat | None = None
 
-    model: Name | None = None
-    stream: bool | None = None
     stream_options: Annotated[dict[str, Any], AfterValidator(_check_stream_options)] | None = None
     seed: Seed | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     return_draft_details: bool | None = None
-    stream_granularity: StreamGranularity | None = None
     kv_transfer_params: Annotated[dict[str, Any], at_most(MAX_TRANSFER_FIELDS)] | None = None
     bootstrap_host: Any = None
     bootstrap_port: Any = None
@@ -348,22 +353,18 @@ class GenerateParams(SamplingFields):
     no_stop_trim: bool | None = None
 
 
-class GenerateBody(StrictModel):
+class GenerateBody(AnswerFields):
     """The body of /generate. logprob_start_len: the index of the first prompt token with a
     log-probability; -1 for none of the prompt."""
 
-    model: Name | None = None
     text: PromptTexts | None = None
     input_ids: PromptIds | None = None
     sampling_params: GenerateParams | None = None
-    stream: bool | None = None
     return_logprob: bool | None = None
     logprob_start_len: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_text_in_logprobs: bool | None = None
     rid: Name | None = None
-    stream_granularity: StreamGranularity | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
 
 class TokenizeBody(StrictModel):

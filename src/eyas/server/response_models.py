@@ -22,11 +22,11 @@ from eyas.server.fields import (
     by_tag,
     by_type_field,
 )
-from eyas.server.options import StreamGranularity
 from eyas.server.request_models import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
+    AnswerFields,
     Effort,
     FunctionName,
     RefusalPart,
@@ -256,12 +256,11 @@ Metadata = Annotated[
 ]
 
 
-class ResponseBody(SamplingFields):
+class ResponseBody(SamplingFields, AnswerFields):
     """The body of /v1/responses: the fields of OpenAI's API, and those of sampling and constraints that
     all routes share."""
 
     n: Annotated[int, Field(ge=1, le=1)] | None = None
-    model: Name | None = None
     input: Input
     instructions: str | None = None
     previous_response_id: Name | None = None
@@ -276,15 +275,12 @@ class ResponseBody(SamplingFields):
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    stream: bool | None = None
     stream_options: Annotated[dict[str, Any], AfterValidator(_check_stream_options)] | None = None
-    stream_granularity: StreamGranularity | None = None
     return_draft_details: bool | None = None
 
     seed: Seed | None = None
     min_tokens: Count | None = None
     include_stop_str_in_output: bool | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
     max_reasoning_tokens: Count | None = None
 

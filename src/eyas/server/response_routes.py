@@ -7,7 +7,6 @@ responses are formatted.
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -15,11 +14,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from eyas.core import RequestError
-from eyas.server.answer import Answer
+from eyas.server.answering import Asked, Translation
 from eyas.server.codes import Code
-from eyas.server.error_context import ErrorContext
 from eyas.server.errors import ApiError
-from eyas.server.request_reader import RequestReader
 from eyas.server.response_format import ResponseFormat
 from eyas.server.response_input import placed_messages
 from eyas.server.response_models import InputItem, ResponseBody
@@ -27,7 +24,6 @@ from eyas.server.response_store import StoredResponse
 from eyas.server.responses import (
     PreparedResponse,
     encode_conversation,
-    field_name,
     prepare_response,
 )
 from eyas.server.service import Service
@@ -38,49 +34,33 @@ _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
 
 
 class ResponseRoutes:
-    """The handlers of /v1/responses."""
+    """The translation and the other handlers of /v1/responses."""
 
-    def __init__(self, service: Service, reader: RequestReader) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._reader = reader
 
-    async def create(self, http: HttpRequest) -> Response:
-        body, processor = await self._reader.read(http, ResponseBody)
-        response_id = f"resp_{secrets.token_hex(24)}"
-        salt = self._service.cache_salt(body.cache_salt, http)
-        errors_of_body = ErrorContext(body, field_name)
-        with errors_of_body.explains():
-            is_stored = self._is_stored(body)
-            history = self._history(body, http)
-            prepared = await self._reader.prepare(
-                http, lambda: prepare_response(body, processor, response_id, salt, history)
-            )
-        owner = self._owner(http)
+    async def translate(self, asked: Asked[ResponseBody]) -> Translation:
+        """Return the request and the format of its answer, which is stored if the body says so."""
+        body = asked.body
+        is_stored = self._is_stored(body)
+        prepared = await asked.prepared(prepare_response, body, self._history(body, asked.http))
+        owner = self._owner(asked.http)
 
         def store(written: bytes, items: list[dict[str, Any]]) -> None:
             if is_stored:
                 stored = StoredResponse(written, _continued(prepared, items))
-                self._service.response_store.put(owner, response_id, stored)
+                self._service.response_store.put(owner, asked.id, stored)
 
         answer_format = ResponseFormat(
-            require_tokenizer(processor.tokenizer, "input"),
-            response_id,
-            body.model or self._service.names[0],
+            require_tokenizer(asked.processor.tokenizer, "input"),
+            asked.id,
+            asked.model,
             body,
             prepared.chat,
             is_stored=is_stored,
             finished=store,
         )
-        answer = Answer(
-            self._service,
-            response_id,
-            [prepared.chat.request],
-            answer_format,
-            errors_of_body,
-            with_drafts=bool(body.return_draft_details),
-            granularity=body.stream_granularity,
-        )
-        return await answer.respond(http, streams=bool(body.stream))
+        return Translation([prepared.chat.request], answer_format, body.return_draft_details)
 
     async def retrieve(self, http: HttpRequest) -> Response:
         if http.query_params.get("stream", "false").lower() != "false":

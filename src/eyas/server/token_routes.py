@@ -1,4 +1,4 @@
-"""The routes /tokenize and /detokenize.
+"""The routes /tokenize, /detokenize and /v1/messages/count_tokens.
 
 Does not know: requests of the engine.
 """
@@ -14,6 +14,8 @@ from eyas.core import RequestError
 from eyas.server import errors
 from eyas.server.error_context import ErrorContext
 from eyas.server.formats import token_text
+from eyas.server.messages import field_name, prepare_messages
+from eyas.server.messages_models import CountTokensBody
 from eyas.server.request_models import DetokenizeBody, TokenizeBody
 from eyas.server.request_reader import RequestReader
 from eyas.server.sse import json_response
@@ -23,7 +25,7 @@ from eyas.text import require_tokenizer
 
 
 class TokenRoutes:
-    """The handlers of /tokenize and /detokenize."""
+    """The handlers of these routes."""
 
     def __init__(self, reader: RequestReader) -> None:
         self._reader = reader
@@ -46,6 +48,14 @@ class TokenRoutes:
         with ErrorContext(body).explains():
             text = await self._reader.prepare(http, lambda: _detokenize(body, processor))
         return json_response({"prompt": text})
+
+    async def count_tokens(self, http: HttpRequest) -> Response:
+        body, processor = await self._reader.read(http, CountTokensBody)
+        with ErrorContext(body, field_name).explains():
+            chat = await self._reader.prepare(
+                http, lambda: prepare_messages(body, processor, "", "")
+            )
+        return json_response({"input_tokens": len(chat.request.prompt_token_ids)})
 
 
 def _detokenize(body: DetokenizeBody, processor: TextProcessor) -> str:
