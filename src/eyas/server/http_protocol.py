@@ -37,8 +37,8 @@ HEAD_TIMEOUT_SECONDS = 30.0
 LINGER_SECONDS = 2.0
 WARNING_SECONDS = 60.0
 NO_REQUEST = (
-    "this is not an HTTP request, or its head is not valid; send valid fields, with one Host and at most "
-    "one length"
+    "this is not an HTTP request, or its head is not valid; send valid fields, with one Host and at "
+    "most one length"
 )
 NO_BODY = "the request's body is not in the form that its head announces"
 TWO_LENGTHS = (
