@@ -250,7 +250,10 @@ def test_ids_of_calls_get_the_length_that_the_template_compares_them_with(tokeni
         "{% for c in m.tool_calls or [] %}{% if not c.id is defined or c.id|length != 9 %}"
         "{{ raise_exception('9') }}{% endif %}{{ c.id }}{% endfor %}{{ m.tool_call_id }}"
     )
-    plain = each("{% for c in m.tool_calls or [] %}{{ c.id }}{% endfor %}{{ m.tool_call_id }}")
+    plain = each(
+        "{% if m.tool_call_id and m.tool_call_id|length != 0 %}{% endif %}"
+        "{% for c in m.tool_calls or [] %}{{ c.id }}{% endfor %}{{ m.tool_call_id }}"
+    )
     chat, other = (ChatTemplate(tokenizers["chatml"], source) for source in (strict, plain))
     for given in ("call_0123456789abcdef", "x", "a-b-c-d-e", "abcd56789"):
         messages = [{**CALLING, "tool_calls": [{**CALL, "id": given}]}]

@@ -55,8 +55,8 @@ class FieldUses:
     handles_reasoning: separates reasoning from content: by a field of its own, or by splitting content
     at the marker </think>.
     strips_after_reasoning: removes white space after that marker.
-    call_id_length: the number of characters that it compares ids of calls with, as Mistral's templates
-    do, which refuse others; None if it takes any id.
+    call_id_length: the number of characters that ids of calls must have, or must have at least, as in
+    Mistral's templates; None if it takes any id.
     """
 
     wants_parts: bool
@@ -205,8 +205,8 @@ def _call_id_length(tree: nodes.Template) -> int | None:
         match compared:
             case nodes.Compare(
                 expr=nodes.Filter(name="length" | "count", node=of),
-                ops=[nodes.Operand(expr=nodes.Const(value=int(length)))],
-            ) if field_of(of) in ("id", "tool_call_id"):
+                ops=[nodes.Operand(op="eq" | "ne" | "lt", expr=nodes.Const(value=int(length)))],
+            ) if length > 1 and field_of(of) in ("id", "tool_call_id"):
                 return length
     return None
 
