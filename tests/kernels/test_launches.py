@@ -119,7 +119,7 @@ def test_a_layer_starts_these_kernels_and_no_others(
     run, spec = decoder._layers[layer], decoder.spec
     assert isinstance(run, DecoderLayer)
     stream_TD, parts = torch.zeros(1, spec.hidden_size, dtype=DTYPE), torch.zeros(4, 1, 1)
-    angles = decoder._rope.at(torch.zeros(1, dtype=torch.int64))
+    angles = decoder._ropes[decoder.spec.rope].at(torch.zeros(1, dtype=torch.int64))
     launches = Launches(monkeypatch)
     attend = Noting(launches, spec.stores[layer])
     with torch.no_grad(), launches:
