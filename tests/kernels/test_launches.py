@@ -121,7 +121,7 @@ def test_a_layer_starts_these_kernels_and_no_others(
     assert isinstance(run, DecoderLayer)
     stream_TD, parts = torch.zeros(1, spec.hidden_size, dtype=DTYPE), torch.zeros(4, 1, 1)
     zero_1 = torch.zeros(1, dtype=torch.int64)
-    angles = decoder._rope.at(zero_1)
+    angles = decoder._ropes[decoder.spec.rope].at(zero_1)
     launches = Launches(monkeypatch)
     rows = PlannedRows(zero_1, zero_1, cast(Attend, Noting(launches, spec.stores[layer])))
     with torch.no_grad(), launches:

@@ -43,6 +43,7 @@ WINDOW = {
     "max_window_layers": 1,
 }
 LAYER_TYPES = ["full_attention", "sliding_attention", "full_attention"]
+FULL_TYPES = ["full_attention"] * 3
 
 LONGROPE = {
     "partial_rotary_factor": 0.75,
@@ -128,6 +129,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
             "max_position_embeddings": 128,
         },
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2, "tie_word_embeddings": True}),
+    "exaone4": ("Exaone4", {"head_dim": 32, "sliding_window": None, "layer_types": FULL_TYPES}),
+    "exaone4 windows": (
+        "Exaone4",
+        {"sliding_window": 16, "layer_types": LAYER_TYPES, "rope_parameters": ROPE_LLAMA3},
     ),
     "seed-oss": ("SeedOss", {"head_dim": 32}),
     "ernie4.5": ("Ernie4_5", {"head_dim": 32, "use_bias": True}),

@@ -72,6 +72,11 @@ class RopeSpec:
         return (*first, *rest[:middle], *second, *rest[middle:])
 
 
+def no_rope(head_dim: int) -> RopeSpec:
+    """Return what rotates nothing."""
+    return RopeSpec("none", 1.0, head_dim)
+
+
 def rope_frequencies(spec: RopeSpec, max_positions: int = 0) -> torch.Tensor:
     """Radians per position of each rotated pair, float32 [num_rotated / 2].
 
@@ -82,6 +87,8 @@ def rope_frequencies(spec: RopeSpec, max_positions: int = 0) -> torch.Tensor:
     exponents_F = torch.arange(0, spec.num_rotated, 2, dtype=torch.float32) / spec.num_rotated
     plain_F = 1.0 / (spec.theta**exponents_F)
     match spec.kind:
+        case "none":
+            return torch.zeros_like(plain_F)
         case "default":
             return plain_F
         case "linear":

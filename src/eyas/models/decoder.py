@@ -251,10 +251,11 @@ class Decoder:
             spec.hidden_size, spec.norm_epsilon, compute, offset=spec.traits.norm_offset
         )
         self.head = LogitsHead(spec.vocab_size, spec.hidden_size, compute, shard=shard)
-        self._rope = RopeTable(spec.rope, self.max_model_len, compute)
-        self._window_rope: RopeTable | None = None
-        if spec.window_rope is not None:
-            self._window_rope = RopeTable(spec.window_rope, self.max_model_len, compute)
+        self._rope_of_layer = [spec.rope_of(layer) for layer in range(spec.num_layers)]
+        self._ropes = {
+            rope: RopeTable(rope, self.max_model_len, compute)
+            for rope in dict.fromkeys(self._rope_of_layer)
+        }
 
     def _new_layers(self, layouts: Layouts) -> Sequence[Filled]:
         spec = self.spec
@@ -307,10 +308,8 @@ class Decoder:
         """
         num_rows = len(rows.tokens_T)
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
-        angles = window_angles = self._rope.at(rows.positions_T)
-        if self._window_rope is not None:
-            window_angles = self._window_rope.at(rows.positions_T)
-        of_layers = [angles if window is None else window_angles for window in self.spec.windows]
+        angles = {rope: table.at(rows.positions_T) for rope, table in self._ropes.items()}
+        of_layers = [angles[rope] for rope in self._rope_of_layer]
         normed_TD, streams = self._run(rows, of_layers, taps)
         streams[len(self._layers) + 1] = normed_TD
         return normed_TD, [streams[tap] for tap in taps]

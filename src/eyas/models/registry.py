@@ -40,6 +40,7 @@ ARCHITECTURES = {
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", "deepseek_v3"),
     "DeepseekV4ForCausalLM": Architecture("deepseek_v4", "deepseek_v4"),
     "Ernie4_5ForCausalLM": Architecture("ernie4_5", "ernie4_5"),
+    "Exaone4ForCausalLM": Architecture("exaone4", "exaone4"),
     "Gemma3ForCausalLM": Architecture("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Architecture("gemma3", "gemma3", has_vision=True),
     "Glm4ForCausalLM": Architecture("glm4", "glm4"),
@@ -68,6 +69,7 @@ ARCHITECTURES = {
     "Qwen3_5MoeForCausalLM": Architecture("qwen3_5", "qwen3_5_moe_text"),
     "Qwen3_5MoeForConditionalGeneration": Architecture("qwen3_5", "qwen3_5_moe", has_vision=True),
     "SeedOssForCausalLM": Architecture("seed_oss", "seed_oss"),
+    "SmolLM3ForCausalLM": Architecture("smollm3", "smollm3"),
 }
 _VISION_TENSORS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\."

@@ -16,7 +16,7 @@ from eyas.layers.delta_net import DeltaSizes
 from eyas.layers.expert_spec import ExpertSpec
 from eyas.layers.hyper_connections import HyperSizes
 from eyas.layers.latent_attention import LatentSizes
-from eyas.layers.rope import RopeSpec
+from eyas.layers.rope import RopeSpec, no_rope
 from eyas.models.config_file import ConfigFile
 from eyas.models.layer_products import feed_forward_shapes, layer_products, router_products
 from eyas.ops.gate import Activation
@@ -63,8 +63,9 @@ class ModelSpec:
     None is all. max_position: the context length of the checkpoint in tokens, rope scaling included.
     bos_token_id: None where a prompt has no start token, or where only the tokenizer names it.
     eos_token_ids: every id that ends a text.
-    window_rope: the rope of the layers with a window; None is `rope`. attention_scale: multiplies the
-    dot products; None is head_dim ** -0.5. embedding_scale: multiplies the embedding's rows.
+    window_rope: the rope of the layers with a window; None is `rope`. unrotated_layers: the layers
+    whose queries and keys are not rotated. attention_scale: multiplies the dot products; None is
+    head_dim ** -0.5. embedding_scale: multiplies the embedding's rows.
     latent: the sizes of latent attention; then there is one key/value head, `head_dim` is the width of
     a stored row, and `rope` is of its rotated part alone. None is grouped-query attention.
     experts: the feed-forward block of `expert_layers`; the other layers have one of intermediate_size.
@@ -95,6 +96,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     traits: LayerTraits = LLAMA
     window_rope: RopeSpec | None = None
+    unrotated_layers: frozenset[int] = frozenset()
     attention_scale: float | None = None
     embedding_scale: float = 1.0
     latent: LatentSizes | None = None
@@ -125,6 +127,13 @@ class ModelSpec:
         if experts is None or layer not in self.table_layers:
             return experts
         return replace(experts, has_correction=False, num_tokens=self.vocab_size)
+
+    def rope_of(self, layer: int) -> RopeSpec:
+        """Return the rope of a layer."""
+        if layer in self.unrotated_layers:
+            return no_rope(self.rope.head_dim)
+        is_windowed = self.windows[layer] is not None
+        return self.window_rope if self.window_rope and is_windowed else self.rope
 
     def compressed_of(self, layer: int) -> CompressedSizes | None:
         """Return the sizes of a layer's compressed attention; None where it has another kind."""

@@ -1,0 +1,51 @@
+"""EXAONE 4: norms of each block's output, and of heads; where some layers have windows, only those
+rotate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from eyas.models import dense, olmo2
+from eyas.models.config_file import ConfigFile
+from eyas.models.spec import LayerTraits, ModelSpec
+
+CHECKPOINT_NAMES = olmo2.CHECKPOINT_NAMES
+FIELDS = frozenset(("sliding_window", "sliding_window_pattern"))
+DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+}
+"""transformers' defaults of fields that a file may omit."""
+
+
+def read(config: ConfigFile) -> ModelSpec:
+    """Return the model's facts, as `registry.Family.read`."""
+    config = config.with_defaults(DEFAULTS)
+    has_window = config.values["sliding_window"] is not None
+    if has_window and config.values.get("layer_types") is None:
+        every = config.count("sliding_window_pattern")
+        kinds = [
+            "sliding_attention" if (layer + 1) % every else "full_attention"
+            for layer in range(config.count("num_hidden_layers"))
+        ]
+        config = ConfigFile(config.path, {**config.values, "layer_types": kinds})
+    spec = dense.read_dense(
+        config,
+        family="exaone4",
+        head_dim=None,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=True,
+        window=config.count("sliding_window") if has_window else None,
+    )
+    full = (layer for layer, window in enumerate(spec.windows) if window is None)
+    return replace(
+        spec,
+        traits=LayerTraits(norms="output"),
+        unrotated_layers=frozenset(full if has_window else ()),
+    )
