@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from eyas.cli.options import engine_config
+from eyas.constraint.automaton import DraftMaskLimit
 from eyas.engine.engine import Engine
 from eyas.engine.masks import Masking, TreeMasks
 from eyas.engine.verifier import Verify, verify
@@ -27,6 +28,12 @@ from .test_shape import write_tokenizer
 from .test_together import run_command
 
 END = 256
+
+
+@pytest.fixture(autouse=True)
+def no_time_limit_of_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine masks of drafts are slow, and later drafts get fewer."""
+    monkeypatch.setattr(DraftMaskLimit, "held_up", lambda limit, size: None)
 
 
 def write_schemas(folder: Path) -> Path:
