@@ -25,7 +25,7 @@ class ForwardMessage(msgspec.Struct, frozen=True, tag="forward", array_like=True
     """The sizes of a forward pass; a tensor with its numbers follows.
 
     num_logits: rows whose logits are wanted; None is none. num_leading, max_position: as `ForwardRows`
-    and `Layout`. num_seats, num_sequences, num_columns: A, B and L of the sequence table's part.
+    its layout. num_seats, num_sequences, num_columns: A, B and L of the sequence table's part.
     contexts: prompt chunks. grid: sequences and nodes of each, where there are nodes. has_parents: they
     are trees. ranks: as `ForwardRows`. taps: layers whose output rank 0 asks for. capture: the number
     of the CUDA graph that this pass is captured in; None runs it.
