@@ -21,11 +21,11 @@ from eyas.parallel.group import Group
 from eyas.parallel.lost import GroupLost
 from eyas.runner.graphs import recorded
 from eyas.runner.rank_messages import (
-    AliveMessage,
     CacheMessage,
     DropMessage,
     EndMessage,
     ForwardMessage,
+    HeartbeatMessage,
     Message,
     ReplayMessage,
     StateMessage,
@@ -88,7 +88,7 @@ class Follower:
                 windows = self._runner.backend.kv.windows
                 assert windows is not None
                 getattr(windows, change)(*(np.frombuffer(each, np.int64) for each in arguments))
-            case AliveMessage() | CacheMessage() | EndMessage():
+            case HeartbeatMessage() | CacheMessage() | EndMessage():
                 pass
 
     def _forward(self, message: ForwardMessage) -> Output:

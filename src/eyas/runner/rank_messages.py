@@ -92,7 +92,7 @@ class CacheMessage(msgspec.Struct, frozen=True, tag="cache", array_like=True):
     num_window_slots: int
 
 
-class AliveMessage(msgspec.Struct, frozen=True, tag="alive", array_like=True):
+class HeartbeatMessage(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):
     """Nothing to do; whether it arrives tells rank 0 that the others are there."""
 
 
@@ -107,7 +107,7 @@ Message = (
     | StateMessage
     | WindowMessage
     | CacheMessage
-    | AliveMessage
+    | HeartbeatMessage
     | EndMessage
 )
 encode = msgspec.msgpack.Encoder().encode
