@@ -18,7 +18,8 @@ from eyas.config import EngineConfig, EngineInfo, StartChoice
 from eyas.constraint import CompilePool
 from eyas.draft import Drafter
 from eyas.engine.captures import capture_steps
-from eyas.engine.drafting import Drafting, build_drafter
+from eyas.engine.drafters import build_drafter
+from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
 from eyas.engine.exactness import Exactness, check_exactness
 from eyas.engine.grammars import compile_pool
@@ -100,16 +101,7 @@ def assemble(
         assert own_drafter is not None
         drafter = own_drafter
     else:
-        drafter = build_drafter(
-            drafting,
-            sizes.config,
-            runner,
-            parts.network,
-            sizes.num_slots,
-            sizes.max_length,
-            kv_dtype=sizes.kv_dtype,
-            kv_scales=parts.draft_kv_scales,
-        )
+        drafter = build_drafter(parts, sizes, runner)
     tree_seconds = watch.lap()
     exact = _check_exactness(runner, parts, sizes, drafter.width)
     exact_seconds = watch.lap()
