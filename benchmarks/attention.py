@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from eyas.attention.base import ContextRun, Layout, NodeGrid
+from eyas.attention.base import AttentionLayout, ContextRun, NodeGrid
 from eyas.attention.triton import TritonAttention
 from eyas.cache.kv import KVStore
 from eyas.cache.store import LayerStore
@@ -47,7 +47,7 @@ class Case:
 
     store: LayerStore
     kv: KVStore
-    layout: Layout
+    layout: AttentionLayout
     write_slots_T: torch.Tensor
     q_TNH: torch.Tensor
     roots: list[int]
@@ -100,7 +100,7 @@ def build(
         roots_B=torch.tensor(roots, device=device),
         parents_BW=torch.tensor(parents, device=device) if is_tree else None,
     )
-    layout = Layout(
+    layout = AttentionLayout(
         slots_AC=slots_AC,
         seats_B=seats_B,
         max_position=columns - 1 if max_position is None else max_position,
@@ -231,7 +231,7 @@ TIMED: dict[str, tuple[list[int], int, bool]] = {
 }
 
 
-def as_prompts(chain: Case) -> Layout:
+def as_prompts(chain: Case) -> AttentionLayout:
     """Return the layout of the same rows as prompt chunks."""
     width = len(chain.parents[0])
     runs = tuple(ContextRun(b, b * width, root, width) for b, root in enumerate(chain.roots))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from eyas.attention.base import ContextRun, KVDestination, Layout, NodeGrid
+from eyas.attention.base import AttentionLayout, ContextRun, KVDestination, NodeGrid
 from eyas.cache.kv import KVStore
 from eyas.cache.store import KVScales, LayerStore
 from eyas.ops.rotate_and_store import as_bytes, to_stored
@@ -42,7 +42,7 @@ class Lane:
 class Scene:
     """A layout, the tensors to run it with, and for each row the (key, value) history it may see."""
 
-    layout: Layout
+    layout: AttentionLayout
     write_slots_T: torch.Tensor
     q_TNH: torch.Tensor
     k_TGH: torch.Tensor
@@ -193,7 +193,7 @@ def build(
     scene.q_TNH = vectors(total, store.num_query_heads)
     roots_B = torch.tensor([lane.root for lane in rooted])
     nodes = NodeGrid(node_rows_BW, node_slots_BW, roots_B, None if is_chain else parents_BW)
-    scene.layout = Layout(
+    scene.layout = AttentionLayout(
         slots_AC,
         torch.arange(len(lanes)),
         max_position=length - 1,

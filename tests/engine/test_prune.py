@@ -37,7 +37,7 @@ def pruned(
     refusals = refused(parents, sizes, legal)
     if not prunes:
         return tree, refusals
-    return without(refusals, tree, tree.tokens_BW.tolist(), parents, sizes)
+    return without(refusals, tree)
 
 
 Path = tuple[int, ...]

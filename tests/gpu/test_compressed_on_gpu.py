@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eyas import LLM
-from eyas.attention.base import ContextRun, Layout, NodeGrid, PlannedRows
+from eyas.attention.base import AttentionLayout, ContextRun, NodeGrid, PlannedRows
 from eyas.attention.triton import TritonAttention
 from eyas.cache.kv import KVStore
 from eyas.config import DraftConfig
@@ -43,7 +43,11 @@ class OnDevice:
 
     @torch.inference_mode()
     def run(
-        self, token_ids: list[int], positions: list[int], slots: torch.Tensor, layout: Layout
+        self,
+        token_ids: list[int],
+        positions: list[int],
+        slots: torch.Tensor,
+        layout: AttentionLayout,
     ) -> torch.Tensor:
         count, device = len(token_ids), slots.device
         padding = self.decoder.order.pad(count) - count
@@ -60,7 +64,7 @@ class OnDevice:
         stop = start + len(token_ids)
         run = ContextRun(sequence=0, row=0, start=start, count=len(token_ids))
         seats_B = torch.zeros(1, dtype=torch.int64, device=self.slots.device)
-        layout = Layout(self.slots[None], seats_B, stop - 1, contexts=(run,))
+        layout = AttentionLayout(self.slots[None], seats_B, stop - 1, contexts=(run,))
         return self.run(token_ids, list(range(start, stop)), self.slots[start:stop], layout)
 
     def nodes(self, token_ids: list[int], start: int, parents: list[int] | None) -> torch.Tensor:
@@ -71,7 +75,7 @@ class OnDevice:
             for parent in parents:
                 depths.append(0 if parent < 0 else depths[parent] + 1)
         slots = self.slots[start : start + count]
-        layout = Layout(
+        layout = AttentionLayout(
             slots_AC=self.slots[None],
             seats_B=torch.zeros(1, dtype=torch.int64, device=device),
             max_position=start + max(depths),

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.attention.base import AttentionBackend, ContextRun, Layout, NodeGrid
+from eyas.attention.base import AttentionBackend, AttentionLayout, ContextRun, NodeGrid
 from eyas.attention.reference import ReferenceAttention
 from eyas.attention.triton import TritonAttention
 from eyas.attention.triton_compressed import entry_shapes
@@ -74,7 +74,7 @@ class Rows:
         self.content.append(noise(2, 100, index).mul(2).round().div(2))  # scores that tie
 
     def run(
-        self, texts: list[int], positions: list[int], slots: torch.Tensor, layout: Layout
+        self, texts: list[int], positions: list[int], slots: torch.Tensor, layout: AttentionLayout
     ) -> torch.Tensor:
         """The outputs of rows that stand at these positions of these texts."""
         inputs_TX, q_TX, index_TX = (content[texts, positions] for content in self.content)
@@ -102,7 +102,7 @@ class Rows:
     def chunk(self, text: int, start: int, stop: int, padding: int = 0) -> torch.Tensor:
         run = ContextRun(0, 0, start, stop - start)
         slots = torch.cat([self.slots[text, start:stop], torch.zeros(padding, dtype=torch.int64)])
-        layout = Layout(self.slots, torch.tensor([text]), stop - 1, contexts=(run,))
+        layout = AttentionLayout(self.slots, torch.tensor([text]), stop - 1, contexts=(run,))
         positions = list(range(start, stop)) + [0] * padding
         return self.run([text] * len(positions), positions, slots, layout)
 
@@ -120,7 +120,7 @@ class Rows:
             torch.tensor(roots),
             None if parents is None else torch.tensor([parents] * 2),
         )
-        layout = Layout(self.slots, torch.arange(2), max(roots) + max(depths), nodes=grid)
+        layout = AttentionLayout(self.slots, torch.arange(2), max(roots) + max(depths), nodes=grid)
         positions = [root + depth for root in roots for depth in depths]
         return self.run([0] * width + [1] * width, positions, slots_BW.flatten(), layout)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.attention.base import Layout
+from eyas.attention.base import AttentionLayout
 from eyas.core import SamplingParams
 from eyas.draft.base import chain
 from eyas.draft_tree import DraftTree
@@ -97,7 +97,7 @@ def assert_same(got: torch.Tensor | None, want: torch.Tensor | None) -> None:
     assert torch.equal(got.cpu(), want)
 
 
-def assert_same_layouts(got: Layout, want: Layout) -> None:
+def assert_same_layouts(got: AttentionLayout, want: AttentionLayout) -> None:
     assert_same(got.seats_B, want.seats_B)
     assert_same(got.slots_AC, want.slots_AC)
     assert got.contexts == want.contexts and got.max_position == want.max_position

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.attention import state_plan
-from eyas.attention.base import ContextRun, Layout, NodeGrid
+from eyas.attention.base import AttentionLayout, ContextRun, NodeGrid
 from eyas.attention.state_plan import StatePlan
 from eyas.cache.states import SequenceStates
 from eyas.cache.store import StateStore
@@ -91,7 +91,7 @@ class World:
             parents_BW = torch.tensor([parents] * len(trees), device=self.device)
             grid = NodeGrid(rows_BW, slots_BW, roots_B, None if is_chain else parents_BW)
         seats_B = torch.tensor([*trees, *(seat for seat, _, _ in chunks)], device=self.device)
-        layout = Layout(self.slots_AC, seats_B, LENGTH, tuple(runs), grid)
+        layout = AttentionLayout(self.slots_AC, seats_B, LENGTH, tuple(runs), grid)
         inputs_TX = F.pad(torch.cat(rows), (0, 8))[:, : STORE.input_width]  # rows stand apart
         out_TND = StatePlan(layout, self.states).recur(0, inputs_TX, self.rule)
         if twice:  # as when a stage is captured

@@ -10,6 +10,7 @@ import torch
 from eyas.draft_tree import DraftTree, Verdict
 from eyas.kernels import walk as kernels
 from eyas.ops.advance import advance
+from eyas.ops.table import TableSequences
 from eyas.ops.walk import walk
 from eyas.runner.table import SequenceTable
 from tests.kernels.hopper import Job, compile_for_hopper
@@ -126,10 +127,12 @@ def test_an_advance_is_that_of_torch(
     table.lengths_A[seats] = roots + 1
     tensors = (table.tokens_AC, table.slots_AC, table.lengths_A)
     mine = [t.clone().to(device) for t in tensors]
-    given = (seats, roots, want.report_BX, slots[:, :width])
-    advance.by_torch(*given, *tensors, is_chain, padding_seat)
-    moved = (x.to(device) for x in given)
-    advance.by_kernel(*moved, *mine, is_chain, padding_seat)
+    places = (seats, roots, slots)
+    sequences = TableSequences(*tensors[:2], *places, table.last_position)
+    advance.by_torch(want.report_BX, sequences, table.lengths_A, is_chain, padding_seat)
+    moved = [x.to(device) for x in places]
+    sequences = TableSequences(*mine[:2], *moved, table.last_position)
+    advance.by_kernel(want.report_BX.to(device), sequences, mine[2], is_chain, padding_seat)
     trash = table.num_columns
     assert torch.equal(mine[0].cpu()[:, :trash], table.tokens_AC[:, :trash])
     assert torch.equal(mine[1].cpu()[:, :trash], table.slots_AC[:, :trash])

@@ -183,8 +183,8 @@ MUTATIONS = [
         "slots of accepted nodes are not reordered",
         "ops/advance.py",
         "advance",
-        "node_slots_BW.gather(1, nodes_BW)",
-        "node_slots_BW",
+        "sequences.node_slots_BW.gather(1, nodes_BW)",
+        "sequences.node_slots_BW[:, :width]",
         NAMED + "a_walk_goes_to_the_child_that_was_chosen_and_no_other[oracle tree]",
     ),
     Mutation(

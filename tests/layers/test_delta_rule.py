@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from eyas.attention.base import ContextRun, Layout, NodeGrid
+from eyas.attention.base import AttentionLayout, ContextRun, NodeGrid
 from eyas.attention.state_plan import StateLost, StatePlan
 from eyas.cache.states import SequenceStates
 from eyas.cache.store import StateStore
@@ -71,7 +71,7 @@ class World:
             rows.append(self.inputs[seat, start : start + count])
             row += count
         seats_B = torch.tensor([seat for seat, _, _ in chunks])
-        layout = Layout(self.slots_AC, seats_B, LENGTH, tuple(runs))
+        layout = AttentionLayout(self.slots_AC, seats_B, LENGTH, tuple(runs))
         rows.append(torch.full((padding, STORE.input_width), torch.nan))
         out = StatePlan(layout, self.states).recur(0, torch.cat(rows), RULE)
         return list(out[:row].split([count for _, _, count in chunks]))
@@ -89,7 +89,7 @@ class World:
             torch.tensor([root]),
             torch.tensor([parents]),
         )
-        layout = Layout(self.slots_AC, torch.tensor([seat]), LENGTH, nodes=grid)
+        layout = AttentionLayout(self.slots_AC, torch.tensor([seat]), LENGTH, nodes=grid)
         out = StatePlan(layout, self.states).recur(0, rows, RULE)
         self.slots_AC[seat, root : root + len(path)] = slots[path]
         return out[path]
@@ -158,7 +158,7 @@ def test_a_state_of_another_position_is_never_used() -> None:
 def test_a_forward_pass_that_fails_between_layers_leaves_no_state() -> None:
     world = World()
     world.states = new_states(2)
-    layout = Layout(world.slots_AC, torch.tensor([0]), LENGTH, (ContextRun(0, 0, 0, 5),))
+    layout = AttentionLayout(world.slots_AC, torch.tensor([0]), LENGTH, (ContextRun(0, 0, 0, 5),))
     plan = StatePlan(layout, world.states)
     for layer in (0, 1):
         plan.recur(layer, world.inputs[0, :5], RULE)

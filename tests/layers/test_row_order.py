@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from eyas.layers import linear, row_probe
+from eyas.layers.compute import Compute
 from eyas.layers.row_order import RowOrder
 from eyas.layers.row_probe import find_row_order
 from eyas.native.products import is_available
@@ -66,7 +67,7 @@ def fake_linear(differs: Callable[[int], bool]) -> type:
     """A layer whose result has other bits at row counts that `differs` names."""
 
     class FakeLinear:
-        def __init__(self, in_features: int, parts: dict[str, int], **_: object) -> None:
+        def __init__(self, in_features: int, parts: dict[str, int], compute: Compute) -> None:
             self.weight = torch.zeros(parts["probe"], in_features)
 
         def tensors(self) -> dict[str, torch.Tensor]:

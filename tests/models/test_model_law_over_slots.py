@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from eyas.attention.base import ContextRun, Layout, NodeGrid, PlannedRows
+from eyas.attention.base import AttentionLayout, ContextRun, NodeGrid, PlannedRows
 from eyas.attention.reference import ReferenceAttention
 from eyas.cache.kv import KVStore
 from eyas.layers.row_order import RowOrder
@@ -45,7 +45,11 @@ class OneSequence:
         self.backend = ReferenceAttention(kv)
 
     def run(
-        self, token_ids: list[int], positions: list[int], slots: torch.Tensor, layout: Layout
+        self,
+        token_ids: list[int],
+        positions: list[int],
+        slots: torch.Tensor,
+        layout: AttentionLayout,
     ) -> torch.Tensor:
         count = len(token_ids)
         padding = self.decoder.order.pad(count) - count
@@ -63,7 +67,7 @@ class OneSequence:
         stop = start + len(token_ids)
         context = ContextRun(sequence=0, row=0, start=start, count=len(token_ids))
         seats_B = torch.zeros(1, dtype=torch.int64)
-        layout = Layout(self.slots[None, :stop], seats_B, stop - 1, contexts=(context,))
+        layout = AttentionLayout(self.slots[None, :stop], seats_B, stop - 1, contexts=(context,))
         return self.run(token_ids, list(range(start, stop)), self.slots[start:stop], layout)
 
     def nodes(self, token_ids: list[int], start: int, parents: list[int]) -> torch.Tensor:
@@ -78,7 +82,7 @@ class OneSequence:
             roots_B=torch.tensor([start]),
             parents_BW=None if is_chain else torch.tensor([parents]),
         )
-        layout = Layout(
+        layout = AttentionLayout(
             slots_AC=self.slots[None, : start + len(parents)],
             seats_B=torch.zeros(1, dtype=torch.int64),
             max_position=start + max(depths),

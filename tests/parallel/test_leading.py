@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.attention.base import Layout
+from eyas.attention.base import AttentionLayout
 from eyas.parallel.lost import GroupLost
 from eyas.runner.rank_messages import DropMessage, ForwardMessage, Message, ReplayMessage, decode
 from eyas.runner.ranks import Leader
@@ -43,7 +43,7 @@ def rows() -> ForwardRows:
         tokens_T=one,
         positions_T=one,
         write_slots_T=one,
-        layout=Layout(torch.ones((1, 4), dtype=torch.int64), one - 1, 1),
+        layout=AttentionLayout(torch.ones((1, 4), dtype=torch.int64), one - 1, 1),
         logits_rows_R=None,
     )
 

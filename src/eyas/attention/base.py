@@ -1,7 +1,7 @@
 """The interface of attention: the layout of a forward pass, and the protocol of a backend.
 
-Promises: a `Layout` describes every forward pass (prompt chunk, plain token, chain, tree, inner
-draft step). A backend plans a layout once and runs the plan for every layer. The output of a row
+Promises: an `AttentionLayout` describes every forward pass (prompt chunk, plain token, chain, tree,
+inner draft step). A backend plans a layout once and runs the plan for every layer. The output of a row
 depends on its own prefix alone: keys are reduced in position order, whatever the layout.
 Does not know: models, schedulers, where slots come from.
 
@@ -48,7 +48,7 @@ class NodeGrid:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class AttentionLayout:
     """The rows of one forward pass, and the slots of what they attend to.
 
     slots_AC: the sequence table: slot of each stored position, context rows of this pass included
@@ -134,7 +134,7 @@ class AttentionBackend(Protocol):
     @property
     def kv(self) -> KVStore: ...
 
-    def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
+    def plan(self, layout: AttentionLayout, write_slots_T: torch.Tensor) -> Attend:
         """Plan a forward pass, whose layers then share the plan. write_slots_T: the slot of each
         row."""
         ...

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from eyas.attention.base import Layout, NodeGrid
+from eyas.attention.base import AttentionLayout, NodeGrid
 from eyas.cache.slots import NULL_SLOT
 
 KEY_BLOCK = 512
@@ -41,7 +41,7 @@ class Lanes:
     positions_YQ: torch.Tensor
 
 
-def context_lanes(layout: Layout) -> list[Lanes]:
+def context_lanes(layout: AttentionLayout) -> list[Lanes]:
     """Return the lanes of prompt chunks: one for each run of queries with the same key width."""
     lanes: list[Lanes] = []
     device = layout.slots_AC.device
@@ -59,7 +59,7 @@ def context_lanes(layout: Layout) -> list[Lanes]:
     return lanes
 
 
-def node_lanes(layout: Layout, nodes: NodeGrid) -> Lanes:
+def node_lanes(layout: AttentionLayout, nodes: NodeGrid) -> Lanes:
     """Return the lanes of tree nodes: one a sequence for chains, one a leaf for trees.
 
     All are as wide as the longest sequence may need.

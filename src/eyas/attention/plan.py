@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from eyas.attention.base import Layout
+from eyas.attention.base import AttentionLayout
 from eyas.attention.state_plan import StatePlan
 from eyas.cache.kv import KVStore
 from eyas.ops.delta_rule import DeltaRule
@@ -20,7 +20,7 @@ from eyas.ops.rotate_and_store import KVDestination
 class Plan:
     """The parts of `Attend` that do not depend on the backend, for one forward pass."""
 
-    def __init__(self, kv: KVStore, layout: Layout, write_slots_T: torch.Tensor) -> None:
+    def __init__(self, kv: KVStore, layout: AttentionLayout, write_slots_T: torch.Tensor) -> None:
         self._kv = kv
         self._layout = layout
         self._write_slots_T = write_slots_T

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.attention.base import Attend, Layout
+from eyas.attention.base import Attend, AttentionLayout
 from eyas.attention.compressed import CompressedPlan
 from eyas.attention.lanes import Lanes, context_lanes, node_lanes, split_by_width
 from eyas.attention.plan import Plan
@@ -38,7 +38,7 @@ class ReferenceAttention:
             if isinstance(store, LayerStore) and not isinstance(store, CompressedStore)
         }
 
-    def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
+    def plan(self, layout: AttentionLayout, write_slots_T: torch.Tensor) -> Attend:
         """Plan the forward pass as lanes of prompt chunks and of trees."""
         return _Plan(self.kv, layout, write_slots_T, self._kernels)
 
@@ -68,7 +68,7 @@ class _Plan(Plan):
     def __init__(
         self,
         kv: KVStore,
-        layout: Layout,
+        layout: AttentionLayout,
         write_slots_T: torch.Tensor,
         kernels: dict[LayerStore, Kernel],
     ) -> None:

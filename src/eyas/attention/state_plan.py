@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from eyas.attention.base import Layout
+from eyas.attention.base import AttentionLayout
 from eyas.cache.states import SequenceStates
 from eyas.ops.delta_rule import DeltaRule, delta_rule
 from eyas.ops.state_lines import Lines, finish_lines, state_lines
@@ -27,7 +27,7 @@ class StateLost(RuntimeError):
 class StatePlan:
     """Plans a forward pass, then updates the states layer by layer with `recur`."""
 
-    def __init__(self, layout: Layout, states: SequenceStates) -> None:
+    def __init__(self, layout: AttentionLayout, states: SequenceStates) -> None:
         self._layout = layout
         self._states = states
         self._lines: Lines | None = None

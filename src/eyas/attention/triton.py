@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.attention.base import Attend, Layout, NodeGrid
+from eyas.attention.base import Attend, AttentionLayout, NodeGrid
 from eyas.attention.plan import Plan
 from eyas.attention.triton_compressed import EntryPlan, entry_shapes
 from eyas.cache.kv import KVStore
@@ -59,7 +59,7 @@ class TritonAttention:
         self.heights = {store: _fitting(shape, heights) for store, shape in self.shapes.items()}
         self.tiles = {store: prompt_tiles(shape, itemsize) for store, shape in self.shapes.items()}
 
-    def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
+    def plan(self, layout: AttentionLayout, write_slots_T: torch.Tensor) -> Attend:
         """Plan the nodes; the tiles of prompts are made when a layer first needs them."""
         return _Plan(self, layout, write_slots_T)
 
@@ -102,7 +102,7 @@ class _Plan(Plan):
     """`Attend` for one forward."""
 
     def __init__(
-        self, backend: TritonAttention, layout: Layout, write_slots_T: torch.Tensor
+        self, backend: TritonAttention, layout: AttentionLayout, write_slots_T: torch.Tensor
     ) -> None:
         super().__init__(backend.kv, layout, write_slots_T)
         self._backend = backend

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.attention.base import Layout
+from eyas.attention.base import AttentionLayout
 from eyas.cache.kv import KVStore
 from eyas.cache.store import CompressedStore, LayerStore, Store
 from eyas.kernels.attention_entries import EntryShape, attend_entries
@@ -53,7 +53,7 @@ def _shape(store: LayerStore) -> EntryShape:
 class EntryPlan:
     """A forward pass of such layers: where each row finds its keys, which all layers share."""
 
-    def __init__(self, layout: Layout, write_slots_T: torch.Tensor, *, pdl: bool) -> None:
+    def __init__(self, layout: AttentionLayout, write_slots_T: torch.Tensor, *, pdl: bool) -> None:
         self._slots_AC = layout.slots_AC
         self._write_slots_T = write_slots_T
         self._pdl = pdl

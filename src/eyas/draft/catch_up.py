@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eyas.attention.base import ContextRun, Layout, NodeGrid
+from eyas.attention.base import AttentionLayout, ContextRun, NodeGrid
 from eyas.cache.slots import NULL_SLOT
 from eyas.ops.tail_rows import TailRows, tail_rows
 from eyas.runner.batch import Batch, Span
@@ -204,7 +204,7 @@ def run_pass(batch: Batch, runs: list[MissingRun]) -> tuple[ForwardRows, torch.T
         positions += range(run.start, run.stop)
     seats_T, positions_T = send(seats, device), send(positions, device)
     seats_B = send([run.seat for run in runs], device)
-    layout = Layout(table.slots_AC, seats_B, batch.max_length - 1, tuple(contexts))
+    layout = AttentionLayout(table.slots_AC, seats_B, batch.max_length - 1, tuple(contexts))
     rows = ForwardRows(
         tokens_T=table.tokens_AC[seats_T, positions_T],
         positions_T=positions_T,
@@ -231,7 +231,7 @@ def tail_pass(
         tokens_T=tails.tokens_T,
         positions_T=tails.positions_T,
         write_slots_T=tails.write_slots_T,
-        layout=Layout(table.slots_AC, batch.seats_B, batch.max_length - 1, nodes=nodes),
+        layout=AttentionLayout(table.slots_AC, batch.seats_B, batch.max_length - 1, nodes=nodes),
         logits_rows_R=tails.root_rows_B,
     )
     return rows, tails

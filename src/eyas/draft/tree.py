@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from eyas.attention.base import Layout, NodeGrid
+from eyas.attention.base import AttentionLayout, NodeGrid
 from eyas.draft.base import Drafter, TreeShape, roots_alone
 from eyas.draft.catch_up import (
     LONGEST_TAIL,
@@ -264,8 +264,8 @@ class TreeDrafter(Drafter):
         return SamplingRows(sequence_R, position_R, path_RP, is_ancestor_RP, history_BL, length_B)
 
 
-def _layout(batch: Batch, nodes: NodeGrid) -> Layout:
-    return Layout(batch.table.slots_AC, batch.seats_B, batch.max_length - 1, nodes=nodes)
+def _layout(batch: Batch, nodes: NodeGrid) -> AttentionLayout:
+    return AttentionLayout(batch.table.slots_AC, batch.seats_B, batch.max_length - 1, nodes=nodes)
 
 
 def num_scratch(shape: TreeShape) -> int:

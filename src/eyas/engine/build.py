@@ -10,17 +10,19 @@ from __future__ import annotations
 import logging
 
 import msgspec
-import psutil
 import torch
 
 from eyas.attention import open_attention
 from eyas.cache import BlockLog, CacheManager, KVStore
 from eyas.config import EngineConfig, EngineInfo, StartChoice
-from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
+from eyas.constraint import CompilePool
 from eyas.draft import Drafter
-from eyas.engine.drafting import Drafting, build_drafter
+from eyas.engine.captures import capture_steps
+from eyas.engine.drafters import build_drafter
+from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
 from eyas.engine.exactness import Exactness, check_exactness
+from eyas.engine.grammars import compile_pool
 from eyas.engine.kv_events import EventPublisher, check_endpoints
 from eyas.engine.kv_format import kv_dtype_name
 from eyas.engine.launch import Launcher
@@ -43,19 +45,12 @@ from eyas.layers.gemm.search import search_on
 from eyas.models import Progress
 from eyas.models.sharding import of_rank
 from eyas.runner.device import Device
-from eyas.runner.graphs import bucket_of, length_of
 from eyas.runner.runner import ModelRunner
 from eyas.runner.sequence_share import SequenceRanks
 from eyas.runner.table import SequenceTable
 from eyas.text import Tokenizer
 
 log = logging.getLogger(__name__)
-
-CAPTURED_LENGTHS = (512, 1024, 2048)
-"""Upper bounds of sequence lengths whose steps are captured at start-up."""
-
-MOST_CAPTURED = 64
-"""Sequences of the largest step that is captured at start-up."""
 
 
 def build_engine(
@@ -106,16 +101,7 @@ def assemble(
         assert own_drafter is not None
         drafter = own_drafter
     else:
-        drafter = build_drafter(
-            drafting,
-            sizes.config,
-            runner,
-            parts.network,
-            sizes.num_slots,
-            sizes.max_length,
-            kv_dtype=sizes.kv_dtype,
-            kv_scales=parts.draft_kv_scales,
-        )
+        drafter = build_drafter(parts, sizes, runner)
     tree_seconds = watch.lap()
     exact = _check_exactness(runner, parts, sizes, drafter.width)
     exact_seconds = watch.lap()
@@ -228,68 +214,6 @@ def _describe(
         max_num_seqs=config.scheduler.num_seats,
         num_ranks=parts.model.shard.size,
         num_flights=hardware.num_flights if flights == "auto" else flights,
-    )
-
-
-def capture_steps(engine: Engine, width: int) -> list[int]:
-    """Capture the CUDA graphs of common steps with trees of this width, and return the batch sizes;
-    others are captured once they have occurred often."""
-    sizes = captured_sizes(engine.launcher.max_graph_batch)
-    lengths = {length_of(min(length, engine.info.max_model_len)) for length in CAPTURED_LENGTHS}
-    for length in sorted(lengths, reverse=True):
-        for num in sizes:
-            for temperature in (0.0, 1.0):
-                engine.launcher.capture(num, width, length, temperature)
-    return sizes
-
-
-def captured_sizes(most: int) -> list[int]:
-    """Return the batch sizes whose steps are captured at start-up, of those of up to `most` sequences,
-    largest first. Larger ones are captured once they have occurred often: the start stays short."""
-    most = min(most, MOST_CAPTURED)
-    return sorted({bucket_of(num) for num in range(1, most + 1)}, reverse=True)
-
-
-def _num_mask_threads(device: str) -> int:
-    """Return how many threads fill masks: on a CPU as many as torch has, with a GPU half of the cores
-    and at most 8.
-
-    The masks of one sequence are filled one after the other, so more threads do not finish sooner, and
-    if all cores are busy the thread that launches steps waits for one.
-    """
-    if device == "cpu":
-        return torch.get_num_threads()
-    return max(1, min(8, (psutil.cpu_count(logical=False) or 1) // 2))
-
-
-def compile_pool(
-    config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None
-) -> CompilePool | None:
-    """Return the pool that compiles grammars for this model's vocabulary.
-
-    Returns None if there is no tokenizer, or no end-of-sequence token that ends an output. Raises
-    ValueError that names a grammar library that is not installed.
-    """
-    grammar = config.grammar
-    if tokenizer is None:
-        return None
-    if not info.eos_token_ids:
-        log.warning("the model has no end-of-sequence token, so outputs cannot be constrained")
-        return None
-    vocabulary = Vocabulary.of(tokenizer, info.vocab_size, info.eos_token_ids)
-    backend = build_backend(
-        grammar.backend,
-        vocabulary,
-        config.device.num_threads or _num_mask_threads(info.device),
-        deadline_seconds=grammar.compile_seconds,
-        spacing=grammar.spacing,
-    )
-    return CompilePool(
-        backend,
-        num_threads=grammar.num_threads,
-        deadline_seconds=grammar.compile_seconds,
-        max_cache_bytes=grammar.cache_bytes,
-        allocator=process_allocator(),
     )
 
 

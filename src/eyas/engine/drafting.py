@@ -1,4 +1,4 @@
-"""Build a drafter from the drafting settings: choose it, check it against its target, load its network.
+"""Resolve the drafting settings: choose drafters, check them against the target, load their network.
 
 Promises: a setting that cannot be used raises a ValueError that names it, before weights are loaded.
 "auto" is resolved here: a head where the model has one, or the kind of network that `draft.model`
@@ -16,24 +16,12 @@ import msgspec
 import torch
 
 from eyas import builtin
-from eyas.attention import open_attention
 from eyas.cache import KVStore
 from eyas.cache.store import KVScales, Store
 from eyas.config import DraftConfig, DrafterName, EngineConfig
-from eyas.draft import (
-    BlendDrafter,
-    Drafter,
-    ForcedDrafter,
-    HeadNetwork,
-    ModelNetwork,
-    NgramDrafter,
-    RootDrafter,
-    TreeDrafter,
-    TreeShape,
-)
-from eyas.draft.network import DraftNetwork, stored_size
+from eyas.draft import TreeShape
+from eyas.draft.network import stored_size
 from eyas.draft.tree import num_scratch
-from eyas.engine.step_costs import with_adaptive_shape
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder, ModelFiles, ModelSpec, Progress
 from eyas.models.heads import (
@@ -48,7 +36,6 @@ from eyas.models.heads import (
     read_head_kv_scales,
 )
 from eyas.models.locate import locate_file
-from eyas.runner.runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
@@ -241,74 +228,3 @@ def read_draft_scales(drafting: Drafting | None, target: ModelSpec) -> tuple[KVS
     if drafting.head is None or drafting.directory is None:
         return ()
     return read_head_kv_scales(drafting.directory, drafting.head, target)
-
-
-def build_drafter(
-    drafting: Drafting,
-    config: EngineConfig,
-    runner: ModelRunner,
-    loaded: Decoder | DraftHead | None,
-    num_slots: int,
-    max_length: int,
-    *,
-    kv_dtype: torch.dtype | None = None,
-    kv_scales: tuple[KVScales, ...] = (),
-) -> Drafter:
-    """Build the drafter around its loaded network.
-
-    loaded: the network; None if the drafter has none. num_slots: of the cache. max_length: of a
-    sequence. kv_dtype: of the cache; None is the network's own. kv_scales: as `Parts`.
-    """
-    if drafting.names == ("root",):
-        return RootDrafter()
-    shape, max_num_seqs = drafting.shape.alone, config.scheduler.num_seats
-    sources: list[Drafter] = []
-    for name in drafting.names:
-        if name == "forced":
-            continue
-        if name == "ngram":
-            sources.append(NgramDrafter(min(drafting.settings.max_steps, shape.nodes - 1)))
-            continue
-        assert loaded is not None
-        num_scratch_slots = (max_num_seqs + 1) * num_scratch(shape)  # one more for the padding seat
-        network = _network(drafting, loaded, num_slots, num_scratch_slots, kv_dtype, kv_scales)
-        sources.append(
-            TreeDrafter(
-                network,
-                shape,
-                first_scratch=num_slots + 1,
-                max_rows=config.scheduler.rows(on_gpu=loaded.device.type == "cuda"),
-                trust=network.beta,
-            )
-        )
-    if not sources:
-        return ForcedDrafter(RootDrafter(), MAX_FORCED)
-    drafter = sources[0] if len(sources) == 1 else BlendDrafter(sources, shape.nodes)
-    if drafting.is_adaptive:
-        captures = config.scheduler.max_graph_batch != 0
-        drafter = with_adaptive_shape(
-            drafter, drafter.shape, runner, max_num_seqs, max_length, captures=captures
-        )
-    return ForcedDrafter(drafter, MAX_FORCED) if "forced" in drafting.names else drafter
-
-
-def _network(
-    drafting: Drafting,
-    loaded: Decoder | DraftHead,
-    num_slots: int,
-    num_scratch_slots: int,
-    kv_dtype: torch.dtype | None,
-    kv_scales: tuple[KVScales, ...],
-) -> DraftNetwork:
-    kv = KVStore(
-        drafting.stores,
-        num_slots + num_scratch_slots,
-        dtype=loaded.dtype,
-        device=loaded.device,
-        stored_dtype=kv_dtype,
-        scales=kv_scales,
-    )
-    backend = open_attention(kv)
-    if isinstance(loaded, DraftHead):
-        return HeadNetwork(loaded, backend, num_slots)
-    return ModelNetwork(loaded, backend)

@@ -114,7 +114,8 @@ class Engine:
             self.launcher.begin_masks(following)
         if flight is not None:
             self._ready += self._committer.commit(flight)
-            self.scheduler.learn(flight.plan, self.launcher.learn(flight))
+            seconds = self.launcher.learn(flight)
+            self.scheduler.learn(flight.plan, seconds)
 
     def _take_deltas(self) -> list[Delta]:
         """Return the deltas that are ready, and forget the requests that have finished."""

@@ -232,10 +232,7 @@ class Launcher:
 
         def verify_and_advance() -> Verdict:
             verdict = self._verify(logits_RV, tree, rows, batch, mask_RK)
-            node_slots_BW = batch.node_slots_BW[:, : tree.width]
-            self.table.advance(
-                batch.seats_B, batch.roots_B, verdict, node_slots_BW, is_chain=tree.is_chain
-            )
+            self.table.advance(batch.in_table, verdict, is_chain=tree.is_chain)
             return verdict
 
         key = (logits_RV.data_ptr(), mask_RK is not None, *_tree_key(tree))

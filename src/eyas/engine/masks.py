@@ -164,8 +164,7 @@ class TreeMasks:
 
     def _prune(self) -> None:
         """Leave out of the tree what is not legal, before the forward."""
-        host = (self._tokens, self._parents, self._sizes)
-        self.tree, self.refusals = without(self.refusals, self.tree, *host)
+        self.tree, self.refusals = without(self.refusals, self.tree)
         if not self.refusals.num_nodes:
             return
         self._tokens, self._sizes = self.tree.tokens_BW.tolist(), self.tree.sizes_B.tolist()

@@ -62,26 +62,19 @@ def refused(
     return refusals
 
 
-def without(
-    refusals: Refusals,
-    tree: DraftTree,
-    tokens: Sequence[Sequence[int]],
-    parents: Sequence[Sequence[int]],
-    sizes: Sequence[int],
-) -> tuple[DraftTree, Refusals]:
-    """Return the tree without what was refused, and the refusals with that tree's node numbers. tokens,
-    parents, sizes: the given tree's, on the host."""
+def without(refusals: Refusals, tree: DraftTree) -> tuple[DraftTree, Refusals]:
+    """Return the tree without what was refused, and the refusals with that tree's node numbers. Its
+    tensors are the host's."""
     if not refusals.num_nodes:
         return tree, refusals
     kept, below = [], []
+    sizes, parents = tree.sizes_B.tolist(), tree.parents_BW.tolist()
     for size, illegal, above in zip(sizes, refusals.illegal, refusals.below, strict=True):
         kept.append([node for node in range(size) if node not in illegal])
         below.append({kept[-1].index(node) for node in above})
     nothing: list[set[int]] = [set() for _ in sizes]
     left_out = _left_out(refusals, tree, parents)
-    return _kept(tree, tokens, parents, kept), Refusals(
-        refusals.num_nodes, below, nothing, left_out
-    )
+    return _kept(tree, kept), Refusals(refusals.num_nodes, below, nothing, left_out)
 
 
 def _left_out(
@@ -98,25 +91,15 @@ def _left_out(
     return left_out
 
 
-def _kept(
-    tree: DraftTree,
-    tokens: Sequence[Sequence[int]],
-    parents: Sequence[Sequence[int]],
-    kept: Sequence[Sequence[int]],
-) -> DraftTree:
+def _kept(tree: DraftTree, kept: Sequence[Sequence[int]]) -> DraftTree:
     """Return the tree of the kept nodes; it may be narrower, and become a chain."""
-    device = tree.tokens_BW.device
     width = max(len(left) for left in kept)
-    sizes_B = torch.tensor([len(left) for left in kept], device=device)
+    sizes_B = torch.tensor([len(left) for left in kept])
     if tree.is_chain:
         source_BW = None if tree.source_BW is None else tree.source_BW[:, :width]
-        return DraftTree(
-            tree.tokens_BW[:, :width],
-            tree.parents_BW[:, :width],
-            sizes_B,
-            True,
-            source_BW,
-        )
+        tokens_BW, parents_BW = tree.tokens_BW[:, :width], tree.parents_BW[:, :width]
+        return DraftTree(tokens_BW, parents_BW, sizes_B, True, source_BW)
+    tokens, parents = tree.tokens_BW.tolist(), tree.parents_BW.tolist()
     new_tokens, new_parents, order = [], [], []
     for b, left in enumerate(kept):
         number = {node: place for place, node in enumerate(left)}
@@ -125,7 +108,7 @@ def _kept(
         above = [number[parents[b][node]] for node in left[1:]]
         new_parents.append([-1, *above] + [0] * padding)
         order.append(list(left) + [0] * padding)
-    order_BW = torch.tensor(order, device=device)
+    order_BW = torch.tensor(order)
     is_chain = all(
         above == node - 1
         for parents_W, left in zip(new_parents, kept, strict=True)
@@ -134,8 +117,8 @@ def _kept(
     if is_chain:
         new_parents = [list(range(-1, width - 1))] * len(kept)
     return DraftTree(
-        torch.tensor(new_tokens, device=device),
-        torch.tensor(new_parents, device=device),
+        torch.tensor(new_tokens),
+        torch.tensor(new_parents),
         sizes_B,
         is_chain,
         None if tree.source_BW is None else tree.source_BW.gather(1, order_BW),

@@ -149,7 +149,7 @@ class Ranks:
         except GroupLost as error:
             self.group.give_up(str(error))
         self.group.check()
-        self.leader.look()
+        self.leader.send_heartbeat()
 
     def close(self) -> None:
         """End the ranks."""

@@ -71,7 +71,7 @@ class Scheduler:
         *,
         max_batch_tokens: int,
         preferred_shape: Callable[[int, int, int], TreeShape],
-        step_seconds: float | None = None,
+        step_seconds: float | None,
     ) -> None:
         self.cache = cache
         self.table = table

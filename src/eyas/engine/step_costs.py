@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from eyas.attention.base import Layout, NodeGrid
+from eyas.attention.base import AttentionLayout, NodeGrid
 from eyas.draft import AdaptiveDrafter, Drafter, TreeShape
 from eyas.draft.costs import NOTHING, Costs, measure_costs
 from eyas.draft.network import DraftNetwork
@@ -69,7 +69,7 @@ def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> Forward
         tokens_T=zeros_T,
         positions_T=zeros_T + position,
         write_slots_T=zeros_T,
-        layout=Layout(slots_AC, zeros_T, position, nodes=nodes),
+        layout=AttentionLayout(slots_AC, zeros_T, position, nodes=nodes),
         logits_rows_R=rows_B1.view(-1)[:MOST_LOGITS],
         num_leading=min(num_rows, MOST_LOGITS),
     )
@@ -85,7 +85,7 @@ def _probe_chain(num_rows: int, max_length: int, device: torch.device) -> Forwar
     nodes = NodeGrid(rows_1W, zeros_1W, zeros_1W[:, 0] + position)
     stop = position + num_rows
     slots_AC = torch.zeros((1, stop), dtype=torch.int64, device=device)
-    rows.layout = Layout(slots_AC, zeros_1W[:, 0], stop - 1, nodes=nodes)
+    rows.layout = AttentionLayout(slots_AC, zeros_1W[:, 0], stop - 1, nodes=nodes)
     return rows
 
 

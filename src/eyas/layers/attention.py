@@ -14,14 +14,14 @@ import torch
 from eyas.attention.base import Attend
 from eyas.kernels.packed import by_row
 from eyas.layers.compute import Compute
-from eyas.layers.layouts import UNPACKED, Layouts, common
+from eyas.layers.layouts import Layouts, common
 from eyas.layers.linear import Linear
 from eyas.layers.projection_norms import ProjectionNorms
 from eyas.layers.row_parallel import summing_linear
 from eyas.ops.gate_heads import gate_heads
 from eyas.ops.rotate_and_store import Angles, HeadNorm, rotate_and_store
 from eyas.parallel.cut import Cut, Parameter, Rows, held
-from eyas.parallel.shard import WHOLE, Shard
+from eyas.parallel.shard import Shard
 
 
 class SelfAttention:
@@ -46,14 +46,14 @@ class SelfAttention:
         qkv_bias: bool,
         output_bias: bool,
         qk_norm_epsilon: float | None,
-        input_size: int | None = None,
-        norms_projections: bool = False,
-        qk_norm_offset: float = 0.0,
-        head_layout: tuple[int, ...] | None = None,
-        has_sinks: bool = False,
-        has_output_gate: bool = False,
-        layouts: Layouts = UNPACKED,
-        shard: Shard = WHOLE,
+        input_size: int | None,
+        norms_projections: bool,
+        qk_norm_offset: float,
+        head_layout: tuple[int, ...] | None,
+        has_sinks: bool,
+        has_output_gate: bool,
+        layouts: Layouts,
+        shard: Shard,
     ) -> None:
         queries, keys = shard.part(num_query_heads), shard.kv_heads(num_kv_heads)
         num_query_heads, num_kv_heads = queries.count, keys.count

@@ -24,7 +24,7 @@ from eyas.ops.delta_rule import DeltaRule
 from eyas.ops.gated_norm import gated_norm
 from eyas.ops.rotate_and_store import Angles
 from eyas.parallel.cut import Parameter, Rows, held
-from eyas.parallel.shard import WHOLE, Shard
+from eyas.parallel.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class DeltaNet:
         epsilon: float,
         compute: Compute,
         *,
-        shard: Shard = WHOLE,
+        shard: Shard,
     ) -> None:
         keys, values = shard.part(sizes.num_key_heads), shard.part(sizes.num_value_heads)
         projections = sizes.projection_rows(keys, values)

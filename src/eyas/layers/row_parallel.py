@@ -36,9 +36,9 @@ class RowParallelLinear:
         out_features: int,
         compute: Compute,
         *,
-        bias: bool = False,
+        bias: bool,
         shard: Shard,
-        layout: Layout | None = None,
+        layout: Layout | None,
     ) -> None:
         self._shard = shard
         self._in_features = in_features

@@ -15,12 +15,12 @@ from eyas.kernels.packed import Weight
 from eyas.layers.compute import Compute
 from eyas.layers.expert_blocks import chosen
 from eyas.layers.expert_spec import ExpertSpec
-from eyas.layers.layouts import UNPACKED, Layouts, common
+from eyas.layers.layouts import Layouts, common
 from eyas.layers.mlp import set_apart
 from eyas.ops.apply_experts import apply_experts
 from eyas.ops.gate import Activation
 from eyas.parallel.cut import Cut, Parameter, Rows, held
-from eyas.parallel.shard import WHOLE, Shard
+from eyas.parallel.shard import Shard
 
 
 class StackedExperts:
@@ -39,9 +39,9 @@ class StackedExperts:
         compute: Compute,
         *,
         activation: Activation,
-        num_shared: int = 0,
-        layouts: Layouts = UNPACKED,
-        shard: Shard = WHOLE,
+        num_shared: int,
+        layouts: Layouts,
+        shard: Shard,
     ) -> None:
         self._shard = shard
         self._num_experts, self._num_shared = spec.num_experts, num_shared

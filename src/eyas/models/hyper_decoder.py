@@ -41,7 +41,7 @@ class HyperLayer:
         index: int,
         compute: Compute,
         *,
-        layouts: Layouts = UNPACKED,
+        layouts: Layouts,
     ) -> None:
         hidden, epsilon = spec.hidden_size, spec.norm_epsilon
         sizes, experts = spec.compressed_of(index), spec.experts_of(index)

@@ -13,16 +13,13 @@ from __future__ import annotations
 import torch
 
 from eyas.ops.dispatch import Operation
+from eyas.ops.table import TableSequences
 
 
 @Operation
 def advance(
-    seats_B: torch.Tensor,
-    roots_B: torch.Tensor,
     report_BX: torch.Tensor,
-    node_slots_BW: torch.Tensor,
-    tokens_AC: torch.Tensor,
-    slots_AC: torch.Tensor,
+    sequences: TableSequences,
     lengths_A: torch.Tensor,
     is_chain: bool,
     padding_seat: int,
@@ -31,8 +28,10 @@ def advance(
     root on.
 
     report_BX: `draft_tree.Verdict.report_BX`; a count of -1 appends nothing. is_chain: the slots of
-    nodes stand in `slots_AC` already. padding_seat: sequences there change nothing.
+    nodes stand in the table already. lengths_A: of all seats. padding_seat: sequences there change
+    nothing.
     """
+    tokens_AC, seats_B, roots_B = sequences.tokens_AC, sequences.seats_B, sequences.roots_B
     width, trash_column = report_BX.shape[1] // 2, tokens_AC.shape[1] - 1
     counts_B = torch.where(seats_B == padding_seat, 0, report_BX[:, -1].clamp(min=0))
     offsets_W = torch.arange(width, device=report_BX.device)
@@ -44,18 +43,15 @@ def advance(
     if not is_chain:
         slot_columns_BW = torch.where(kept_BW, columns_BW, trash_column)
         nodes_BW = report_BX[:, width:-1]
-        slots_AC[seats_B1, slot_columns_BW] = node_slots_BW.gather(1, nodes_BW)
+        slots_BW = sequences.node_slots_BW.gather(1, nodes_BW)
+        sequences.slots_AC[seats_B1, slot_columns_BW] = slots_BW
     lengths_A[seats_B] = roots_B + 1 + counts_B
 
 
 @advance.kernel
 def _by_kernel(
-    seats_B: torch.Tensor,
-    roots_B: torch.Tensor,
     report_BX: torch.Tensor,
-    node_slots_BW: torch.Tensor,
-    tokens_AC: torch.Tensor,
-    slots_AC: torch.Tensor,
+    sequences: TableSequences,
     lengths_A: torch.Tensor,
     is_chain: bool,
     padding_seat: int,
@@ -63,12 +59,12 @@ def _by_kernel(
     from eyas.kernels.walk import advance as launch
 
     launch(
-        seats_B,
-        roots_B,
+        sequences.seats_B,
+        sequences.roots_B,
         report_BX,
-        node_slots_BW,
-        tokens_AC,
-        slots_AC,
+        sequences.node_slots_BW,
+        sequences.tokens_AC,
+        sequences.slots_AC,
         lengths_A,
         is_chain=is_chain,
         trash_seat=padding_seat,

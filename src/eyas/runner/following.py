@@ -16,16 +16,16 @@ from functools import partial
 import numpy as np
 import torch
 
-from eyas.attention.base import ContextRun, Layout, NodeGrid
+from eyas.attention.base import AttentionLayout, ContextRun, NodeGrid
 from eyas.parallel.group import Group
 from eyas.parallel.lost import GroupLost
 from eyas.runner.graphs import recorded
 from eyas.runner.rank_messages import (
-    AliveMessage,
     CacheMessage,
     DropMessage,
     EndMessage,
     ForwardMessage,
+    HeartbeatMessage,
     Message,
     ReplayMessage,
     StateMessage,
@@ -88,7 +88,7 @@ class Follower:
                 windows = self._runner.backend.kv.windows
                 assert windows is not None
                 getattr(windows, change)(*(np.frombuffer(each, np.int64) for each in arguments))
-            case AliveMessage() | CacheMessage() | EndMessage():
+            case HeartbeatMessage() | CacheMessage() | EndMessage():
                 pass
 
     def _forward(self, message: ForwardMessage) -> Output:
@@ -134,7 +134,7 @@ class Follower:
             rows_BW, slots_BW, roots_B = (next(parts) for _ in range(3))
             parents_BW = next(parts) if message.has_parents else None
             nodes = NodeGrid(rows_BW, slots_BW, roots_B, parents_BW)
-        layout = Layout(
+        layout = AttentionLayout(
             self._table(message, seats_B, slots_BL),
             seats_B,
             message.max_position,

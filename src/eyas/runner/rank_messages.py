@@ -25,7 +25,7 @@ class ForwardMessage(msgspec.Struct, frozen=True, tag="forward", array_like=True
     """The sizes of a forward pass; a tensor with its numbers follows.
 
     num_logits: rows whose logits are wanted; None is none. num_leading, max_position: as `ForwardRows`
-    and `Layout`. num_seats, num_sequences, num_columns: A, B and L of the sequence table's part.
+    its layout. num_seats, num_sequences, num_columns: A, B and L of the sequence table's part.
     contexts: prompt chunks. grid: sequences and nodes of each, where there are nodes. has_parents: they
     are trees. ranks: as `ForwardRows`. taps: layers whose output rank 0 asks for. capture: the number
     of the CUDA graph that this pass is captured in; None runs it.
@@ -92,7 +92,7 @@ class CacheMessage(msgspec.Struct, frozen=True, tag="cache", array_like=True):
     num_window_slots: int
 
 
-class AliveMessage(msgspec.Struct, frozen=True, tag="alive", array_like=True):
+class HeartbeatMessage(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):
     """Nothing to do; whether it arrives tells rank 0 that the others are there."""
 
 
@@ -107,7 +107,7 @@ Message = (
     | StateMessage
     | WindowMessage
     | CacheMessage
-    | AliveMessage
+    | HeartbeatMessage
     | EndMessage
 )
 encode = msgspec.msgpack.Encoder().encode

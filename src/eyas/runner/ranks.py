@@ -26,10 +26,10 @@ import torch
 from eyas.parallel.group import Group
 from eyas.parallel.lost import GroupLost
 from eyas.runner.rank_messages import (
-    AliveMessage,
     CacheMessage,
     DropMessage,
     EndMessage,
+    HeartbeatMessage,
     Message,
     ReplayMessage,
     StateChange,
@@ -41,7 +41,7 @@ from eyas.runner.rank_messages import (
 )
 from eyas.runner.rows import ForwardRows
 
-ALIVE_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 MOST_WATCHED = 64
 """Replays whose end is waited for; more than a step has in flight."""
 
@@ -150,11 +150,11 @@ class Leader:
         self._send(CacheMessage(num_slots, num_window_slots))
         return self._group.least(num_slots)
 
-    def look(self) -> None:
+    def send_heartbeat(self) -> None:
         """Send a message that asks for nothing, if none was sent for a while. Raises GroupLost if a
         rank is not there."""
-        if time.monotonic() - self._sent_at > ALIVE_SECONDS:
-            self._send(AliveMessage())
+        if time.monotonic() - self._sent_at > HEARTBEAT_SECONDS:
+            self._send(HeartbeatMessage())
 
     def end(self) -> None:
         """Tell the other ranks to end."""

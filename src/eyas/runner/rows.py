@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.attention.base import ContextRun, Layout, NodeGrid
+from eyas.attention.base import AttentionLayout, ContextRun, NodeGrid
 from eyas.draft_tree import DraftTree
 from eyas.ops.node_rows import node_rows
 from eyas.runner.batch import Batch, Span
@@ -33,7 +33,7 @@ class ForwardRows:
     tokens_T: torch.Tensor
     positions_T: torch.Tensor
     write_slots_T: torch.Tensor
-    layout: Layout
+    layout: AttentionLayout
     logits_rows_R: torch.Tensor | None
     num_leading: int = 0
     ranks: tuple[int, ...] = ()
@@ -105,7 +105,7 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
         ((tokens_T, positions_T, write_slots_T),) = parts
     grid = NodeGrid(nodes.grid_BW, nodes.slots_BW, batch.roots_B, tree.branch_parents)
     seats_B = torch.cat([batch.seats_B, send(seats, device)]) if seats else batch.seats_B
-    layout = Layout(
+    layout = AttentionLayout(
         table.slots_AC, seats_B, batch.max_length - 1, tuple(runs), grid if num_rooted else None
     )
     logits_rows_R = torch.cat([nodes.rows_R, *wanted]) if wanted else nodes.rows_R

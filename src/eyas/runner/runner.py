@@ -45,7 +45,7 @@ def plan_rows(
     rank_rows: tuple[int, ...] = (),
 ) -> PlannedRows:
     """Pad the rows of a forward pass to a count with a fixed reduction order, and plan its
-    attention."""
+    attention. rank_rows: as `PlannedRows`."""
     tokens_T, positions_T, slots_T = rows.tokens_T, rows.positions_T, rows.write_slots_T
     missing = order.pad(len(tokens_T)) - len(tokens_T)
     if missing:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from eyas.attention.base import ContextRun, Layout, NodeGrid
+from eyas.attention.base import AttentionLayout, ContextRun, NodeGrid
 from eyas.cache.slots import NULL_SLOT
 from eyas.parallel.group import Group
 from eyas.runner.rows import ForwardRows
@@ -158,7 +158,7 @@ def _nothing(device: torch.device) -> ForwardRows:
         tokens_T=zero_1,
         positions_T=zero_1,
         write_slots_T=zero_1,
-        layout=Layout(zero_11, zero_1, 0, nodes=nodes),
+        layout=AttentionLayout(zero_11, zero_1, 0, nodes=nodes),
         logits_rows_R=None,
     )
 

@@ -18,6 +18,7 @@ from eyas.cache.kv import WindowMap
 from eyas.cache.states import SequenceStates
 from eyas.draft_tree import Verdict
 from eyas.ops.advance import advance
+from eyas.ops.table import TableSequences
 from eyas.transfer import send
 
 
@@ -91,27 +92,9 @@ class SequenceTable:
         assert self._windows is not None
         self._windows.assign(slots, window_slots)
 
-    def advance(
-        self,
-        seats_B: torch.Tensor,
-        roots_B: torch.Tensor,
-        verdict: Verdict,
-        node_slots_BW: torch.Tensor,
-        *,
-        is_chain: bool,
-    ) -> None:
+    def advance(self, sequences: TableSequences, verdict: Verdict, *, is_chain: bool) -> None:
         """Append each verdict: its tokens after the root, the accepted nodes' slots from the root on.
 
         A faulty verdict (count -1) appends nothing, and the padding seat does not change.
         """
-        advance(
-            seats_B,
-            roots_B,
-            verdict.report_BX,
-            node_slots_BW,
-            self.tokens_AC,
-            self.slots_AC,
-            self.lengths_A,
-            is_chain,
-            self.padding_seat,
-        )
+        advance(verdict.report_BX, sequences, self.lengths_A, is_chain, self.padding_seat)

@@ -1,0 +1,34 @@
+"""Which steps are captured as CUDA graphs at start-up; others are once they have occurred often.
+
+Does not know: how a step is captured.
+"""
+
+from __future__ import annotations
+
+from eyas.engine.engine import Engine
+from eyas.runner.graphs import bucket_of, length_of
+
+CAPTURED_LENGTHS = (512, 1024, 2048)
+"""Upper bounds of sequence lengths whose steps are captured at start-up."""
+
+MOST_CAPTURED = 64
+"""Sequences of the largest step that is captured at start-up."""
+
+
+def capture_steps(engine: Engine, width: int) -> list[int]:
+    """Capture the CUDA graphs of common steps with trees of this width, and return the batch sizes;
+    others are captured once they have occurred often."""
+    sizes = captured_sizes(engine.launcher.max_graph_batch)
+    lengths = {length_of(min(length, engine.info.max_model_len)) for length in CAPTURED_LENGTHS}
+    for length in sorted(lengths, reverse=True):
+        for num in sizes:
+            for temperature in (0.0, 1.0):
+                engine.launcher.capture(num, width, length, temperature)
+    return sizes
+
+
+def captured_sizes(most: int) -> list[int]:
+    """Return the batch sizes whose steps are captured at start-up, of those of up to `most` sequences,
+    largest first. Larger ones are captured once they have occurred often: the start stays short."""
+    most = min(most, MOST_CAPTURED)
+    return sorted({bucket_of(num) for num in range(1, most + 1)}, reverse=True)

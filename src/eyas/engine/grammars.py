@@ -1,0 +1,60 @@
+"""The compilation of output grammars for an engine's model.
+
+Does not know: requests, how grammars are compiled.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import psutil
+import torch
+
+from eyas.config import EngineConfig, EngineInfo
+from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
+from eyas.text import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+def compile_pool(
+    config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None
+) -> CompilePool | None:
+    """Return the pool that compiles grammars for this model's vocabulary.
+
+    Returns None if there is no tokenizer, or no end-of-sequence token that ends an output. Raises
+    ValueError that names a grammar library that is not installed.
+    """
+    grammar = config.grammar
+    if tokenizer is None:
+        return None
+    if not info.eos_token_ids:
+        log.warning("the model has no end-of-sequence token, so outputs cannot be constrained")
+        return None
+    vocabulary = Vocabulary.of(tokenizer, info.vocab_size, info.eos_token_ids)
+    backend = build_backend(
+        grammar.backend,
+        vocabulary,
+        config.device.num_threads or _num_mask_threads(info.device),
+        deadline_seconds=grammar.compile_seconds,
+        spacing=grammar.spacing,
+    )
+    return CompilePool(
+        backend,
+        num_threads=grammar.num_threads,
+        deadline_seconds=grammar.compile_seconds,
+        max_cache_bytes=grammar.cache_bytes,
+        allocator=process_allocator(),
+    )
+
+
+def _num_mask_threads(device: str) -> int:
+    """Return how many threads fill masks: on a CPU as many as torch has, with a GPU half of the cores
+    and at most 8.
+
+    The masks of one sequence are filled one after the other, so more threads do not finish sooner, and
+    if all cores are busy the thread that launches steps waits for one.
+    """
+    if device == "cpu":
+        return torch.get_num_threads()
+    return max(1, min(8, (psutil.cpu_count(logical=False) or 1) // 2))
