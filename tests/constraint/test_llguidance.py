@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from eyas.constraint.ebnf import lark_of
 from eyas.constraint.faults import described, fault_of
 from eyas.core import GrammarError
 from eyas.grammar import Choice, Concat, FreeText, Json, Literal, Marker, Regex, Source
@@ -140,6 +141,51 @@ def test_ebnf_repeats_what_repeats(llguidance_backend: Any, tokenizer: Tokenizer
     for text in ("", "bb", "aabbbbabb"):
         assert ends(grammar, letters_of(tokenizer, text))
     assert not takes(grammar, letters_of(tokenizer, "ba"))
+
+
+ARITHMETIC = r"""root  ::= (expr "=" term "\n")+
+expr  ::= term ([-+*/] term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \t\n]*
+"""
+EBNF_ENDS: list[tuple[str, list[str], list[str]]] = [
+    (ARITHMETIC, ["1+2=3\n", "(a +b )*c=d \n", "x=1\n\ny=(2)\n"], ["1+2=3", "1=2 3\n", "=1\n"]),
+    (
+        'root ::= "(" root ")" | words " - " [0-9]\nwords ::= [a-z ]+',
+        ["a b - 1", "(ab - 2)", "a  - 3"],
+        ["a b- 1", " - 1 ", "(a - 1"],
+    ),
+    (
+        'root ::= item root | "."\nitem ::= [a-z]+ tail? "!"?\ntail ::= "a" "b"*',
+        ["xab!y.", "abbb.", "a!."],
+        ["!.", "ab"],
+    ),
+]
+"""Grammars with a rule whose texts could go on with what follows the rule."""
+
+
+@pytest.mark.parametrize(("ebnf", "valid", "invalid"), EBNF_ENDS)
+def test_a_rule_of_ebnf_takes_nothing_from_what_follows_it(
+    backend: Any, tokenizer: Tokenizer, ebnf: str, valid: list[str], invalid: list[str]
+) -> None:
+    grammar = compiled(backend, Source("ebnf", ebnf))
+    for text in (*valid, *invalid):
+        for tokens in (letters_of(tokenizer, text), tokens_of(tokenizer, text)):
+            assert ends(grammar, tokens) == (text in valid), text
+
+
+def test_rules_of_ebnf_that_a_lexer_can_read_stay_terminals() -> None:
+    """Masks of a rule's characters one by one take longer."""
+    ebnf = r"""root ::= "[" ws (value ("," ws value)*)? "]" ws
+value ::= root | "\"" [^"\n]* "\"" ws | number
+number ::= "-"? [0-9]+ ("." [0-9]+)? ws
+ws ::= [ \n]*
+"""
+    lark = lark_of(ebnf)
+    assert "R2_NUMBER: " in lark and "R3_WS: " in lark
+    assert lark.count(":") == 5
 
 
 def test_ebnf_rules_may_have_any_names(llguidance_backend: Any, tokenizer: Tokenizer) -> None:

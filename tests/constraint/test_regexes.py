@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from eyas.constraint import Vocabulary, build_backend
 from eyas.constraint.regexes import place_in, told
 from eyas.core import GrammarError
 from eyas.grammar import Json, OutputSpec, Regex
-from eyas.schemas import prepare
+from eyas.schemas import prepare, rust_pattern
 from eyas.text import Tokenizer
 from tests.constraint.walking import compiled, ends, tokens_of
 
@@ -53,6 +54,32 @@ def test_case_is_folded_alike_in_patterns_and_schemas(
     for char in "kK\u212asS\u017f5é-":
         assert ends(plain, tokens_of(tokenizer, char)) == (char in taken)
         assert ends(quoted, tokens_of(tokenizer, f'"{char}"')) == (char in taken)
+
+
+@pytest.mark.parametrize("flags", [0, re.ASCII])
+@pytest.mark.parametrize(
+    ("pattern", "taken"),
+    [
+        (r"\s", " \t"),
+        (r"\S", "aé-5"),
+        (r"\D", "aé- "),
+        (r"\W", "- \u2028"),
+        (r"[^\s]", "aé-5"),
+        (r"[^\d]", "aé- "),
+        (r"[^\w]", "- \u2028"),
+        (r"[^\w\-]", " \u2028"),
+    ],
+)
+def test_a_compiled_pattern_allows_nothing_that_python_refuses(
+    llguidance_backend: Any, tokenizer: Tokenizer, pattern: str, taken: str, flags: int
+) -> None:
+    """In ASCII patterns é is no letter, and all of Unicode's white space but ASCII's is none."""
+    python = re.compile(pattern, flags)
+    grammar = compiled(llguidance_backend, Regex(rust_pattern(python, "output")))
+    for char in "aé5- \t\x1c\x85\xa0\u2028\ufeff\u0665²":
+        is_taken = ends(grammar, tokens_of(tokenizer, char))
+        assert python.fullmatch(char) or not is_taken
+        assert is_taken or char not in taken
 
 
 def test_a_place_is_found_again() -> None:

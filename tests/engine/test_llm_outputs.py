@@ -200,7 +200,7 @@ def test_a_compiled_pattern_matches_what_comes_back(llm: LLM, seed: int) -> None
     ("pattern", "message"),
     [
         (re.compile("a(?=b)"), "position 1: look-around"),
-        (re.compile(r"(?i)x\W"), r"\\W at position 5"),
+        (re.compile(r"(?i)x[\W]"), r"\\W in a class at position 6"),
         (re.compile("x # y", re.VERBOSE), "VERBOSE"),
         (re.compile(r"(?P<x>a)(?P=x)", re.IGNORECASE), "position 8"),
         (re.compile(b"x"), "bytes"),

@@ -213,6 +213,16 @@ REWRITTEN: list[tuple[Any, list[Any], list[Any]]] = [
         [["a"], [1, 1]],
     ),
     (
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/none"}, "b": {"items": {"$ref": "#/$defs/none"}}},
+            "$defs": {"none": {"allOf": [{"$ref": "#/$defs/text"}, {"type": ["integer", "null"]}]}}
+            | {"text": {"type": "string"}},
+        },
+        [{}, {"b": []}, {"b": 1}],
+        [{"a": "x"}, {"a": None}, {"b": ["x"]}],
+    ),
+    (
         {"oneOf": [{"type": "array", "items": {"type": t}} for t in ("string", "integer")]},
         [["a"], [1, 2], ["a", "b"]],
         [[], [1, "a"], [None]],

@@ -1,14 +1,14 @@
 """EBNF (GBNF) as Lark.
 
 Promises: every rule keeps its meaning under a name of its own, whatever the others are called; what is
-wrong is said in the user's names. A rule that is a regular text becomes a terminal.
+wrong is said in the user's names. A rule that is a regular text becomes a terminal, unless a lexer
+would read it wrongly.
 Does not know: what Lark's grammars are compiled to.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from llguidance import gbnf_to_lark
 from llguidance.gbnf_to_lark import (
@@ -21,6 +21,7 @@ from llguidance.gbnf_to_lark import (
     SequenceNode,
 )
 
+from eyas.constraint.ebnf_lexer import below, split_terminals
 from eyas.core import GrammarError
 
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)")
@@ -74,10 +75,10 @@ def _written(rules: dict[str, RuleNode]) -> str:
     references: dict[str, list[RuleRefNode]] = {}
     for name, rule in rules.items():
         rule.alternatives = rule.alternatives.simplify()
-        for node in _below(rule):
+        for node in below(rule):
             if isinstance(node, RepetitionNode) and isinstance(node.node, RepetitionNode):
                 node.node = SequenceNode([node.node])  # written in parentheses
-        references[name] = [node for node in _below(rule) if isinstance(node, RuleRefNode)]
+        references[name] = [node for node in below(rule) if isinstance(node, RuleRefNode)]
         for node in references[name]:
             if node.name not in rules:
                 raise GrammarError(f"Rule '{node.name}' not found", "invalid")
@@ -85,6 +86,7 @@ def _written(rules: dict[str, RuleNode]) -> str:
     if "root" not in rules:
         raise GrammarError("No 'root' rule found", "invalid")
     _find_terminals(rules, references)
+    split_terminals(rules)
     for i, (name, rule) in enumerate(rules.items()):
         readable = re.sub(r"[^a-z0-9]", "_", name.lower())
         rule.name = f"r{i}_{readable}"
@@ -109,12 +111,6 @@ def _find_terminals(rules: dict[str, RuleNode], references: dict[str, list[RuleR
             needed[user].discard(name)
             if not needed[user]:
                 ready.append(user)
-
-
-def _below(node: ASTNode) -> Iterator[ASTNode]:
-    for child in node.children():
-        yield child
-        yield from _below(child)
 
 
 def _character(found: re.Match[str]) -> str:

@@ -10,8 +10,9 @@ Does not know: schemas.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from eyas.schemas import charsets
 from eyas.schemas.charsets import Ranges
@@ -73,6 +74,46 @@ def matches(node: Node, text: str, budget: Budget) -> bool | None:
     except _TooLarge:
         return None
     return _can_end(term)
+
+
+class Edges(NamedTuple):
+    """How texts of a language begin and go on.
+
+    first: the characters that they begin with. after: the characters that continue a text to a longer
+    one, or to its beginning. may_be_empty: whether "" is one of the texts.
+    """
+
+    first: Ranges
+    after: Ranges
+    may_be_empty: bool
+
+
+def edges(node: Node, budget: Budget) -> Edges | None:
+    """Return the edges of the texts that a pattern matches as a whole. None if that takes too long."""
+    first: set[Ranges] = set()
+    after: set[Ranges] = set()
+    try:
+        states = [_term(node, budget)]
+        _firsts(states[0], first)
+        known = set(states)
+        for term in states:
+            if _can_end(term):
+                _firsts(term, after)
+            for low, _ in _pieces((term,)):
+                found = _derivative(term, low, budget)
+                if found != _NOTHING and found not in known:
+                    if len(states) == _MAX_STATES:
+                        raise _TooLarge
+                    known.add(found)
+                    states.append(found)
+    except _TooLarge:
+        return None
+    return Edges(joined(first), joined(after), _can_end(states[0]))
+
+
+def joined(sets: Iterable[Ranges]) -> Ranges:
+    """Return the union of sets."""
+    return charsets.union(part for ranges in sets for part in ranges)
 
 
 def are_apart(nodes: Sequence[Node], budget: Budget) -> bool:

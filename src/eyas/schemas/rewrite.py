@@ -59,6 +59,8 @@ class Rewriter(RewriterBase):
         self.context.count()
         if isinstance(schema, bool):
             return schema
+        if "allOf" in schema and not self.disjointness.types([schema]):
+            return False  # in a definition the backend would refuse it, even if nothing needs that
         out: Object = {}
         conditions: list[Schema] = []
         done: set[str] = set()
