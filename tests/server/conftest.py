@@ -38,17 +38,16 @@ def shared(directory: Path) -> Iterator[tuple[LiveServer, FakeClient]]:
 
 
 @pytest.fixture
-def server(shared: tuple[LiveServer, FakeClient]) -> LiveServer:
-    return shared[0]
+def fake(shared: tuple[LiveServer, FakeClient]) -> Iterator[FakeClient]:
+    """The shared server's engine; as new for each test."""
+    client = shared[1]
+    yield client
+    client.reset()
 
 
 @pytest.fixture
-def fake(shared: tuple[LiveServer, FakeClient], directory: Path) -> Iterator[FakeClient]:
-    """The shared server's engine; as new after each test."""
-    client = shared[1]
-    yield client
-    fresh = FakeClient(directory)
-    vars(client).update(vars(fresh))
+def server(shared: tuple[LiveServer, FakeClient], fake: FakeClient) -> LiveServer:
+    return shared[0]
 
 
 @pytest.fixture

@@ -56,7 +56,12 @@ class FakeClient:
 
     def __init__(self, directory: Path) -> None:
         self.tokenizer = Tokenizer.from_directory(directory)
-        self.info: EngineInfo | None = engine_info(directory)
+        self._info = engine_info(directory)
+        self.reset()
+
+    def reset(self) -> None:
+        """Make it as new."""
+        self.info: EngineInfo | None = self._info
         self.answer: Callable[[Request, int], str] = lambda request, index: ANSWER
         self.delay = 0.0
         self.failure: Exception | None = None
