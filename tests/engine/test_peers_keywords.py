@@ -95,7 +95,7 @@ def test_what_cannot_be_is_refused_in_the_callers_words(
     ("name", "value"),
     [
         *(("model", value) for value in (None, 5, b"builtin")),
-        *(("drafter", value) for value in (None, 5, object())),
+        *(("drafter", value) for value in (None, 5, b"x")),
         *(("draft_steps", value) for value in (None, 1.5)),
         *(("max_model_len", value) for value in ("100", 64.0, True)),
         *(("num_threads", value) for value in ("x", 1.5)),
