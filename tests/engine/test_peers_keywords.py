@@ -178,7 +178,7 @@ def test_a_dict_may_say_what_the_text_must_be(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"max_new_token": 3}, "max_new_token: is no .*; did you mean max_new_tokens?"),
+        ({"max_new_token": 3}, "max_new_token: is not .*; did you mean max_new_tokens?"),
         ({"custom_params": {}}, "custom_params: .* not code"),
         ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens: is no"),
         ({"temperature": -1}, "temperature: must be a number"),

@@ -85,9 +85,9 @@ def asked_for(
         messages.insert(0, {"role": "system", "content": system})
     prompt = llm.encode_chat(messages, **template_options)
     if isinstance(wanted, Wanted):
-        return llm._asked_chat(prompt, wanted)
+        return llm._asked_chat(prompt, wanted, "messages")
     spec = wanted if isinstance(wanted, OutputSpec) else OutputSpec(root=wanted)
-    return Asked(prompt, spec)
+    return Asked(prompt, "prompts", spec)
 
 
 def told(output: GenerationOutput) -> list[tuple[object, ...]]:

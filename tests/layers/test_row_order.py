@@ -104,6 +104,20 @@ def test_the_first_rule_that_holds_is_taken(
 
 
 @pytest.mark.usefixtures("library_products")
+def test_another_order_of_additions_shows_in_sixteen_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As products with AMX: up to 32 rows are added up in another order than more rows."""
+
+    class TwoOrders(fake_linear(lambda _: False)):  # type: ignore[misc]
+        def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+            terms = (x_TI.float().unsqueeze(1) * self.weight).unbind(-1)
+            return sum(terms[::-1] if len(x_TI) <= 32 else terms).to(x_TI.dtype)
+
+    monkeypatch.setattr(row_probe, "Linear", TwoOrders)
+    report = find_row_order([(4, 704)], torch.bfloat16, 64)
+    assert (report.order, report.exact) == (RowOrder(32, 32), True)
+
+
+@pytest.mark.usefixtures("library_products")
 def test_a_product_that_mixes_rows_is_reported_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mixing(fake_linear(lambda _: False)):  # type: ignore[misc]
         def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Measure at which row counts a CPU gives a row the same bits, for the shapes of a model.
 
-Promises: `find_row_order` runs the layers that the model runs, on random data, and returns the
-first rule that held. Rows that are padded to `RowOrder.pad` then have the same bits in any batch.
+Promises: `find_row_order` runs the layers that the model runs, on random data whose products show the
+order of their additions, and returns the first rule that held. Rows that are padded to
+`RowOrder.pad` then have the same bits in any batch.
 Does not know: models, batches, devices (`products.Products` does).
 
 Legend: T rows, I input features.
@@ -51,7 +52,7 @@ def find_row_order(
     failures: list[tuple[int, str]] = []
     with torch.inference_mode():
         for label, layer, in_features, work in _probes(shapes, heads, dtype):
-            rows_TI = _random_rows(max_rows, in_features, dtype)
+            rows_TI = _rows(max_rows, in_features, dtype)
             count = _largest_differing_count(layer, rows_TI, max_rows, work, least)
             if count:
                 failures.append((count, label))
@@ -67,7 +68,7 @@ def find_row_order(
     order = RowOrder(BUCKET, BUCKET)
     with torch.inference_mode():
         for label, layer, in_features, _ in _probes(shapes, heads, dtype):
-            if not _is_exact_in_place(layer, _random_rows(BUCKET, in_features, dtype)):
+            if not _is_exact_in_place(layer, _rows(BUCKET, in_features, dtype)):
                 text = f"{label} depends on the other rows even at {BUCKET} rows"
                 return RowOrderReport(order, False, text)
     return RowOrderReport(order, True, f"products run {BUCKET} rows at a time, for {reason}")
@@ -103,16 +104,30 @@ def _generator() -> torch.Generator:
 
 
 def _fill(weight: torch.Tensor, in_features: int) -> None:
-    """Fill `weight` with random numbers of unit gain; large weights repeat a block, which is fast."""
+    """Fill `weight` with numbers of unit gain; large weights repeat a block, which is fast."""
     rows = max(1, min(weight.shape[0], (1 << 16) // in_features))
-    block = torch.randn(rows, in_features, generator=_generator())
+    block = _halves(rows, in_features, -1.0)
     block *= in_features**-0.5
     for start in range(0, weight.shape[0], rows):
         weight[start : start + rows] = block[: weight.shape[0] - start]
 
 
-def _random_rows(num_rows: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(num_rows, in_features, generator=_generator()).to(dtype)
+def _rows(num_rows: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+    return _halves(num_rows, in_features, 1.0).to(dtype)
+
+
+def _halves(num_rows: int, num_features: int, sign: float) -> torch.Tensor:
+    """Return random numbers [num_rows, num_features]: half of the columns are `sign` times the others,
+    in an order that is the same for every call of a width.
+
+    Products of rows with sign 1 and weights with sign -1 cancel: what remains is the rounding of their
+    sums, which differs with the order of additions. A sum as large as its terms seldom shows the
+    order, since it is rounded to 16 bits afterwards.
+    """
+    half_RI = torch.randn(num_rows, num_features // 2, generator=_generator())
+    rest_RI = torch.zeros(num_rows, num_features % 2)
+    columns_I = torch.randperm(num_features, generator=_generator())
+    return torch.cat([half_RI, sign * half_RI, rest_RI], dim=1)[:, columns_I]
 
 
 def _row_counts(max_rows: int, work: int) -> list[int]:
