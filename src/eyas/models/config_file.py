@@ -118,21 +118,26 @@ class ConfigFile:
         """Return a copy with these values for the fields that are absent."""
         return ConfigFile(self.path, {**defaults, **self.values})
 
+    def with_layer_types(self, *, every: int) -> ConfigFile:
+        """Return a copy with `layer_types`. every: which layers have full attention, if the file has no
+        list; the others have a window."""
+        if self.values.get("layer_types") is not None:
+            return self
+        types = [
+            "full_attention" if (layer + 1) % every == 0 else "sliding_attention"
+            for layer in range(self.count("num_hidden_layers"))
+        ]
+        return ConfigFile(self.path, {**self.values, "layer_types": types})
+
     def with_ropes_by_layer_type(
         self, *, every: int, window_theta: float | None = None
     ) -> ConfigFile:
         """Return a copy as transformers 5 writes it: with `layer_types`, and a rope for each type.
 
-        every: which layers have full attention, if the file has no list; the others have a window.
-        window_theta: base of the rope of layers with a window, which is not scaled; None is
-        `rope_theta`.
+        every: as in `with_layer_types`. window_theta: base of the rope of layers with a window, which
+        is not scaled; None is `rope_theta`.
         """
-        values = dict(self.values)
-        if values.get("layer_types") is None:
-            values["layer_types"] = [
-                "full_attention" if (layer + 1) % every == 0 else "sliding_attention"
-                for layer in range(self.count("num_hidden_layers"))
-            ]
+        values = dict(self.with_layer_types(every=every).values)
         ropes = self.nested("rope_parameters").values
         if not {"full_attention", "sliding_attention"} <= ropes.keys():
             theta, scaling = self.number("rope_theta"), self.nested("rope_scaling").values

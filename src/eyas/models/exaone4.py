@@ -27,12 +27,7 @@ def read(config: ConfigFile) -> ModelSpec:
     config = config.with_defaults(DEFAULTS)
     has_window = config.values["sliding_window"] is not None
     if has_window and config.values.get("layer_types") is None:
-        every = config.count("sliding_window_pattern")
-        kinds = [
-            "sliding_attention" if (layer + 1) % every else "full_attention"
-            for layer in range(config.count("num_hidden_layers"))
-        ]
-        config = ConfigFile(config.path, {**config.values, "layer_types": kinds})
+        config = config.with_layer_types(every=config.count("sliding_window_pattern"))
     spec = dense.read_dense(
         config,
         family="exaone4",
