@@ -41,15 +41,18 @@ class IntegerPacking(Packing):
 
     @property
     def layout(self) -> Layout | None:
-        if self.is_sorted:
+        columns = 0 if self.num_groups == 1 else self.num_columns // self.num_groups
+        names: dict[str, Literal["float16", "bfloat16"]] = {"F16": "float16", "BF16": "bfloat16"}
+        name = names.get(self.pieces["scales"].dtype)
+        if self.is_sorted or self.bits != 4 or name is None or columns % STEP:
             return None
-        return layout_of(self.bits, self.pieces["scales"], self.num_groups, self.num_columns)
+        return Layout("int4", 1, columns, name)
 
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         group_of_I = None
         if "groups" in pieces:
-            group_of_I = stored_groups(pieces["groups"], self.pieces["groups"], self.num_groups)
-        return values(*self.integers(pieces, start, stop), group_of_I)
+            group_of_I = _stored_groups(pieces["groups"], self.pieces["groups"], self.num_groups)
+        return _values(*self.integers(pieces, start, stop), group_of_I)
 
     def pack(
         self,
@@ -62,7 +65,12 @@ class IntegerPacking(Packing):
     ) -> PackedWeight:
         if "groups" in pieces:
             _check_runs(pieces["groups"], self.pieces["groups"], self.num_groups)
-        return packed(*self.integers(pieces, start, stop, device), layout, dtype)
+        numbers_OI, zeros_OG, scales_OG = self.integers(pieces, start, stop, device)
+        words_OG = scales_OG.contiguous().view(torch.int16).int() & 0xFFFF
+        words_OG |= (torch.zeros_like(words_OG) + zeros_OG) << 16
+        return PackedWeight(
+            layout, arrange(numbers_OI, "int4"), words_OG, numbers_OI.shape[1], dtype
+        )
 
     @abstractmethod
     def integers(
@@ -91,7 +99,7 @@ def unpacked(
     return numbers.flatten(dim, dim + 1)
 
 
-def values(
+def _values(
     numbers_OI: torch.Tensor,
     zeros_OG: torch.Tensor | int,
     scales_OG: torch.Tensor,
@@ -111,29 +119,7 @@ def values(
     return values_OGI.sub_(zeros_OG.unsqueeze(2)).mul_(scales_OG.unsqueeze(2)).flatten(1)
 
 
-def layout_of(bits: int, scales: StoredTensor, num_groups: int, num_columns: int) -> Layout | None:
-    """Return the layout in which kernels take a weight whose groups are runs of columns."""
-    columns = 0 if num_groups == 1 else num_columns // num_groups
-    names: dict[str, Literal["float16", "bfloat16"]] = {"F16": "float16", "BF16": "bfloat16"}
-    if bits != 4 or scales.dtype not in names or columns % STEP:
-        return None
-    return Layout("int4", 1, columns, names[scales.dtype])
-
-
-def packed(
-    numbers_OI: torch.Tensor,
-    zeros_OG: torch.Tensor | int,
-    scales_OG: torch.Tensor,
-    layout: Layout,
-    dtype: torch.dtype,
-) -> PackedWeight:
-    """Return the weight whose values `values` gives, as kernels take it."""
-    words_OG = scales_OG.contiguous().view(torch.int16).int() & 0xFFFF
-    words_OG |= (torch.zeros_like(words_OG) + zeros_OG) << 16
-    return PackedWeight(layout, arrange(numbers_OI, "int4"), words_OG, numbers_OI.shape[1], dtype)
-
-
-def stored_groups(group_of_I: torch.Tensor, entry: StoredTensor, count: int) -> torch.Tensor:
+def _stored_groups(group_of_I: torch.Tensor, entry: StoredTensor, count: int) -> torch.Tensor:
     """Return the group of each column as it is stored. ValueError: one is not below `count`."""
     group_of_I = group_of_I.long()
     if int(group_of_I.min()) < 0 or int(group_of_I.max()) >= count:
