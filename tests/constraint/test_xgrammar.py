@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def test_the_extra_is_named_where_it_is_missing(
 def compiled_in_time(backend: Any, root: Node) -> Any:
     """Compile a small grammar, again where a busy machine took longer than the deadline."""
     for _ in range(100):
-        with suppress(GrammarError):
+        with contextlib.suppress(GrammarError):
             return compiled(backend, root)
     return compiled(backend, root)
 
@@ -58,36 +58,34 @@ def test_without_a_process_for_it_who_asks_is_told_and_later_ones_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend: Any = build_backend("xgrammar", vocabulary, deadline_seconds=60.0)
-    backend._compiler._process.kill()
     start = subprocess.Popen
 
     def denied(*_: Any, **__: Any) -> Any:
         raise BlockingIOError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(subprocess, "Popen", denied)
-    with pytest.raises(GrammarError, match="died"):
-        compiled(backend, Regex("[0-9]"))
-    for _ in range(2):
-        with pytest.raises(GrammarsUnavailable, match="no process left"):
+    with contextlib.closing(backend):
+        backend._compiler._process.kill()
+        monkeypatch.setattr(subprocess, "Popen", denied)
+        with pytest.raises(GrammarError, match="died"):
             compiled(backend, Regex("[0-9]"))
-    monkeypatch.setattr(subprocess, "Popen", start)
-    assert ends(compiled(backend, Regex("[0-9]")), tokens_of(tokenizer, "1"))
-    backend.close()
+        for _ in range(2):
+            with pytest.raises(GrammarsUnavailable, match="no process left"):
+                compiled(backend, Regex("[0-9]"))
+        monkeypatch.setattr(subprocess, "Popen", start)
+        assert ends(compiled(backend, Regex("[0-9]")), tokens_of(tokenizer, "1"))
 
 
 def test_a_process_that_takes_no_question_is_ended_at_the_deadline(
     xgrammar_backend: Any, vocabulary: Vocabulary, tokenizer: Tokenizer
 ) -> None:
     backend: Any = build_backend("xgrammar", vocabulary, deadline_seconds=1.0)
-    try:
+    with contextlib.closing(backend):
         compiled_in_time(backend, Regex("a"))
         backend._compiler._process.send_signal(signal.SIGSTOP)
         larger_than_a_pipe = Choice(tuple(Literal(f"{index:020}") for index in range(8_000)))
         with pytest.raises(GrammarError, match="more than 1 seconds"):
             compiled(backend, larger_than_a_pipe)
         assert ends(compiled_in_time(backend, Regex("[0-9]")), tokens_of(tokenizer, "1"))
-    finally:
-        backend.close()
 
 
 def test_a_keyword_that_it_ignores_is_refused(xgrammar_backend: Any, tokenizer: Tokenizer) -> None:
