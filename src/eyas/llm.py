@@ -686,9 +686,8 @@ class LLM:
         request = self._request(asked, params)
         deltas = self._open_and_close(request)
         with _naming("prompt", asked.param):
-            next(
-                deltas
-            )  # opens the request now, and lets the generator close it if it is never read
+            # Opens the request now, and lets the generator close it if it is never read.
+            next(deltas)
         if type_ is None:
             return deltas
         return _partials(deltas, _empty_output(request), asked.segmenters(request.params.n), type_)

@@ -79,9 +79,7 @@ def new_sequences(
     num_output = info.max_model_len - len(prompt)
     if params.max_tokens is not None:
         num_output = min(num_output, params.max_tokens)
-    num_output = max(
-        1, num_output
-    )  # with max_tokens = 0 one token is chosen all the same, and dropped
+    num_output = max(1, num_output)  # of max_tokens = 0 the one token that is chosen is dropped
     automaton = None
     if grammar is not None:
         assert request.output is not None

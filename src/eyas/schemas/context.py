@@ -91,11 +91,12 @@ class Context:
     def name_pattern(self, text: str, path: str) -> str:
         """Return a pattern for names in the backend's syntax, with its look-aheads written out."""
         rest, look_aheads = split_look_aheads(text)
+        if not look_aheads:
+            return self.pattern(text, path)
         found = None
         with suppress(GrammarError):
             nodes = [self._read(part, path) for part in (rest, *(p for p, _ in look_aheads))]
-            if look_aheads:
-                found = automata.regions((*nodes, _NUL), (), self._automata_budget)
+            found = automata.regions((*nodes, _NUL), (), self._automata_budget)
         if found is None:
             return self.pattern(text, path)
         return found.get((True, *(must for _, must in look_aheads), False), r"[^\s\S]")
