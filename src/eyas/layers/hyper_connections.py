@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.kernels import usable
 from eyas.layers.compute import Compute
 from eyas.layers.linear import LogitsHead
 from eyas.layers.norm import RMSNorm
@@ -77,13 +78,13 @@ class Streams:
         self._sizes = sizes
         self._norm_epsilon = norm_epsilon
         self._product: LogitsHead | None = None
-        if compute.order.products is None:
-            self._product = LogitsHead(num_weights, width, compute)
-            (self._weight_WX,) = self._product.views()
-        else:
+        if usable(compute.device):  # the kernel reads the weight itself
             self._weight_WX = torch.empty(
                 num_weights, width, dtype=torch.float32, device=compute.device
             )
+        else:
+            self._product = LogitsHead(num_weights, width, compute)
+            (self._weight_WX,) = self._product.views()
         self._base_W = torch.empty(num_weights, dtype=torch.float32, device=compute.device)
         self._scale_W = torch.empty(num_scales, dtype=torch.float32, device=compute.device)
 
