@@ -1,4 +1,4 @@
-"""Results of captured stages stand as long as somebody reads them."""
+"""Captured stages: how long their results stand, and what is left of a capture that fails."""
 
 from __future__ import annotations
 
@@ -34,3 +34,27 @@ def test_a_result_stands_while_the_rest_of_its_step_runs() -> None:
             stages.run("first", size, lambda: None)
             stages.run("last", 0, scribble)
             assert torch.equal(result, torch.full_like(result, value + 1)), size
+
+
+@pytest.mark.parametrize("is_of_the_host", [False, True])
+def test_random_numbers_are_drawn_after_a_capture_that_failed(is_of_the_host: bool) -> None:
+    """Whether CUDA refuses a call within it, or the stage itself raises."""
+    device = torch.device("cuda")
+    numbers = torch.arange(3.0, device=device)
+    calls = []
+
+    def stage() -> float:
+        calls.append(torch.cuda.is_current_stream_capturing())
+        if is_of_the_host and calls[-1]:
+            raise ValueError("not while it is captured")
+        return numbers.sum().item()
+
+    stages = StepGraphs(device).of("a")
+    for _ in range(2):
+        assert stages.run("first", 0, stage) == 3
+    assert calls == [False, True, False]
+    assert torch.randn(100, device=device).unique().numel() > 90
+    graphs = StepGraphs(device).of("b")
+    for expected in (6.0, 9.0):
+        numbers.add_(1)
+        assert graphs.run("first", 0, numbers.sum) == expected

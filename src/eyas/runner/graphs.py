@@ -36,6 +36,7 @@ import numpy as np
 import torch
 
 from eyas.draft_tree import DraftTree
+from eyas.ops.capture import restoring_generator
 from eyas.sampling.params import BatchParams
 from eyas.transfer import Inbox, refill, send
 
@@ -121,7 +122,10 @@ class Captured:
 def recorded(stage: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
     """Return the graph of a stage, and the result that its replays write. pool: of its memory."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with (
+        restoring_generator(),
+        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+    ):
         result = stage()
     return graph, result
 

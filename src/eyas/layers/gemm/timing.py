@@ -26,6 +26,7 @@ from eyas.kernels.norm import add_norm, norm
 from eyas.kernels.packed import Weight
 from eyas.layers.gemm import apply
 from eyas.layers.gemm.variants import GemmVariant, Product
+from eyas.ops.capture import restoring_generator
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class _Scene:
         self._product = product
         self._device = device
         self._stream = stream
-        # Not the device's own, which refuses to draw after a capture that failed.
+        # Not the device's own, whose numbers belong to the user.
         self._random = torch.Generator(device)
         copies = max(1, WEIGHT_BYTES // product.num_bytes)
         self._calls = max(2, min(2 * copies, MOST_CALLS))
@@ -149,14 +150,15 @@ class _Scene:
         with torch.cuda.stream(self._stream):  # torch.cuda.graph would collect garbage every time
             run(variant, 1)
             torch.cuda.synchronize()
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                run(variant, calls)
-            except BaseException:
-                with suppress(RuntimeError):  # what was captured so far cannot be used
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+            with restoring_generator():
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    run(variant, calls)
+                except BaseException:
+                    with suppress(RuntimeError):  # what was captured so far cannot be used
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
         torch.cuda.synchronize()
         return graph
 
