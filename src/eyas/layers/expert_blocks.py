@@ -2,7 +2,7 @@
 
 Promises: every rank gets the same contributions. Those of a row are the same bits however the experts
 are divided, and for any number of ranks: the sum of an expert's second product is formed in the tree of
-`parallel.tree`.
+`ops.tree_sum`.
 Does not know: how experts are chosen.
 
 Legend: T rows, D hidden size, E experts, K experts that a row chooses, N ranks, n rows of an expert.
@@ -22,6 +22,7 @@ from eyas.layers.mlp import GatedMlp
 from eyas.ops.add_norm import summed
 from eyas.ops.apply_experts import by_expert
 from eyas.ops.gate import Activation
+from eyas.ops.tree_sum import tree_sum
 from eyas.parallel.cut import Cut, Parameter
 from eyas.parallel.shard import Shard
 
@@ -167,7 +168,7 @@ class DividedExperts:
         """Return the results, of the parts that ranks have computed."""
         group, size = self._shard.group, self._shard.size
         if group is None or not self._shard.by_expert:
-            return self._shard.completed(partial_KTD)
+            return tree_sum(self._shard.gathered(partial_KTD))
         return chosen(group.all_gather(partial_KTD), experts_KT * size // self._spec.num_experts)
 
 

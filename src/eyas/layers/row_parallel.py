@@ -17,9 +17,9 @@ from eyas.layers.compute import Compute
 from eyas.layers.linear import Linear
 from eyas.native.products import PackedWeight, packed_weight
 from eyas.ops.add_norm import summed
+from eyas.ops.tree_sum import tree_sum
 from eyas.parallel.cut import Cut, Parameter, Rows
 from eyas.parallel.shard import Shard
-from eyas.parallel.tree import tree_sum
 
 
 class RowParallelLinear:
@@ -87,7 +87,7 @@ class RowParallelLinear:
 
     def parts(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Return the whole sum as the caller adds it: [T, O] in x's dtype, or float32 [1, T, O]."""
-        sum_TO = self.with_bias(self._shard.completed(self.partial(x_TI)))
+        sum_TO = self.with_bias(tree_sum(self._shard.gathered(self.partial(x_TI))))
         return sum_TO if sum_TO.dtype == x_TI.dtype else sum_TO.unsqueeze(0)
 
 

@@ -19,6 +19,7 @@ from eyas.layers.layouts import Layouts, common
 from eyas.layers.mlp import set_apart
 from eyas.ops.apply_experts import apply_experts
 from eyas.ops.gate import Activation
+from eyas.ops.tree_sum import tree_sum
 from eyas.parallel.cut import Cut, Parameter, Rows, held
 from eyas.parallel.shard import Shard
 
@@ -145,7 +146,7 @@ class StackedExperts:
     ) -> torch.Tensor:
         shard = self._shard
         if not shard.by_expert:
-            return shard.completed(self._apply(x_TD, experts_TK, weights_TK))
+            return tree_sum(shard.gathered(self._apply(x_TD, experts_TK, weights_TK)))
         ((first, stop),) = self._held.ranges
         is_held_TK = (experts_TK >= first) & (experts_TK < stop)
         here_TK = torch.where(is_held_TK, experts_TK - first, -1)

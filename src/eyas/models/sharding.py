@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from eyas.kernels.tiles import SPLIT_MULTIPLE
 from eyas.models.spec import ModelSpec
-from eyas.parallel.shard import Shard
-from eyas.parallel.tree import PIECES
+from eyas.parallel.shard import PIECES, Shard
 
 
 def of_rank(spec: ModelSpec, shard: Shard) -> ModelSpec:

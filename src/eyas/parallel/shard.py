@@ -1,10 +1,8 @@
-"""Which part of a network one rank computes, and how ranks complete a sum.
+"""Which part of a network one rank computes.
 
 Promises: parts of equal size, in the order of the ranks. If there are fewer key/value heads than
 ranks, they are repeated, so that each rank has the head that its query heads read. Does not know:
 layers, checkpoints.
-
-Legend: T rows, O output features.
 """
 
 from __future__ import annotations
@@ -15,7 +13,9 @@ import torch
 
 from eyas.parallel.cut import Rows
 from eyas.parallel.group import Group
-from eyas.parallel.tree import PIECES, tree_sum
+
+PIECES = 8
+"""Pieces of the input features of a product that ranks divide. A rank has 8, 4, 2 or 1 of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Shard:
     """A rank's part.
 
     rank, size: the rank's number, and how many there are. by_tree: sums over input features are
-    formed in the tree of `parallel.tree`, so that their bits do not depend on the number of ranks.
+    formed in a binary tree of PIECES pieces, so that their bits do not depend on the number of ranks.
     by_expert: a rank holds whole experts, else a part of each. by_sequence: a rank computes the rows
     of its own sequences, with all heads; the chosen experts alone are divided, by expert. group: None
     for one rank, and if only sizes are needed.
@@ -77,10 +77,6 @@ class Shard:
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks [N, ...], on every rank."""
         return part.unsqueeze(0) if self.group is None else self.group.all_gather(part)
-
-    def completed(self, partial_TO: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' partial sums, on every rank."""
-        return tree_sum(self.gathered(partial_TO))
 
 
 WHOLE = Shard()
