@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from eyas.kernels.launch import compiling
 from eyas.kernels.norm import add_norm, norm
 from eyas.kernels.packed import Weight
 from eyas.layers.gemm import apply
@@ -95,26 +96,30 @@ class _Scene:
         return [self._race(num_rows, variants, unusable) for num_rows, variants in jobs]
 
     def _compile(self, variants: list[GemmVariant]) -> set[GemmVariant]:
-        """Run each variant once, on all cores, which compiles it. Returns the variants that failed."""
+        """Compile the variants on all cores, then run each once. Returns the variants that failed."""
         x_1I = self._rows(1)
 
-        def fails(variant: GemmVariant) -> bool:
-            with torch.inference_mode(), torch.cuda.device(self._device):
-                try:
-                    self._run(variant, x_1I, self._weights[0], None)
-                except Exception as error:  # the compiler's or the driver's
-                    log.debug("%s: %s cannot run here: %s", self._product, variant, error)
-                    return True
-            return False
+        def run(variant: GemmVariant) -> bool:
+            try:
+                self._run(variant, x_1I, self._weights[0], None)
+            except Exception as error:  # the compiler's or the driver's
+                log.debug("%s: %s cannot run here: %s", self._product, variant, error)
+                return False
+            return True
+
+        def compile_it(variant: GemmVariant) -> None:
+            with torch.inference_mode(), torch.cuda.device(self._device), compiling():
+                run(variant)
 
         def enter() -> None:
             torch.zeros(1, device=self._device)  # the driver knows a thread by its first work there
 
         own = [variant for variant in variants if variant.tile is not None]
         with ThreadPoolExecutor(NUM_THREADS, initializer=enter) as pool:
-            failed = list(pool.map(fails, own))
+            list(pool.map(compile_it, own))
+        failed = {variant for variant in own if not run(variant)}
         torch.cuda.synchronize()
-        return {variant for variant, has_failed in zip(own, failed, strict=True) if has_failed}
+        return failed
 
     def _race(
         self, num_rows: int, variants: Sequence[GemmVariant], unusable: set[GemmVariant]
