@@ -119,6 +119,20 @@ ON_GPU |= {
         *("--repeats", "2", "--drafter", "root"),
     ],
 }
+PLAIN = ("bench", "decode", "--dummy-weights", "--drafter", "root", "--prompt-tokens", "128")
+DENSE = (*PLAIN, "--shape", "llama-3.1-8b", "--batch", "1,8,32", "--max-tokens", "64")
+ON_GPU |= {
+    "h200_dense_bf16": [*DENSE, "--repeats", "2"],
+    "h200_dense_fp8": [*DENSE, "--quantization", "fp8", "--repeats", "2"],
+    "h200_moe_fp8": [
+        *(*PLAIN, "--shape", "qwen3-30b-a3b", "--quantization", "fp8", *SIZES),
+        *("--max-tokens", "64", "--repeats", "2"),
+    ],
+    "h200_gpt_oss_120b": [
+        *(*PLAIN, "--shape", "gpt-oss-120b", "--quantization", "mxfp4", "--batch", "1,8"),
+        *("--max-tokens", "48", "--repeats", "2"),
+    ],
+}
 LOAD = ("--num-requests", "400", "--prompt-tokens", "512", "--max-tokens", "256")
 ON_GPU |= {
     "h200_prefill": [*SHAPE[:-1], "--prefill", "8192", "--interfere", "16"],
@@ -142,6 +156,10 @@ ON_GPU |= {
         *("bench", "serve", "--shape", "llama-3.1-8b", "--dummy-weights", "--num-requests", "500"),
         *("--prompt-tokens", "512", "--max-tokens", "256", "--rate", "48"),
         *("--drafter", "eagle3", *CHAIN_OF_5, "--synthetic-acceptance", "3.52"),
+    ],
+    "h200_serve_loaded_plain": [
+        *("bench", "serve", "--shape", "llama-3.1-8b", "--dummy-weights", "--num-requests", "500"),
+        *("--prompt-tokens", "512", "--max-tokens", "256", "--rate", "48", "--drafter", "root"),
     ],
     "h200_serve_schemas": [
         *("bench", "serve", "--shape", "qwen3-8b", "--dummy-weights", *LOAD, "--rate", "12"),

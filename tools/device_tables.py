@@ -71,7 +71,10 @@ EXPERTS = (
     ("DeepSeek-V2-Lite, bfloat16, plain", "h200_v2_lite"),
     ("Qwen3-Next, 24 of 48 layers, bfloat16, plain", "h200_qwen3_next_cut"),
     ("GLM-4.5-Air, FP8 with a scale for each row, plain", "h200_glm_air_fp8"),
-    ("gpt-oss-20b, bfloat16, plain", "h200_gpt_oss"),
+    ("Qwen3-30B-A3B, FP8 blocks, plain", "h200_moe_fp8"),
+    ("gpt-oss-120b, MXFP4, plain", "h200_gpt_oss_120b"),
+    ("Llama-3.1-8B, bfloat16, plain", "h200_dense_bf16"),
+    ("Llama-3.1-8B, FP8 blocks, plain", "h200_dense_fp8"),
 )
 """Description and result."""
 
@@ -153,6 +156,7 @@ def attention_table(results: Results) -> str:
 SERVED = (
     ("h200_serve", "free", "Llama-3.1-8B, chain of 5, synthetic acceptance of 3.52"),
     ("h200_serve_loaded", "free", "the same at twice the rate, sizes of drafts chosen by cost"),
+    ("h200_serve_loaded_plain", "free", "the same without drafts"),
     ("h200_serve_schemas", "free", "Qwen3-8B, drafts of a random head: requests without a schema"),
     ("h200_serve_schemas", "schema", "those with one, a quarter, beside them"),
 )

@@ -75,7 +75,7 @@ class _Scene:
         self._product = product
         self._device = device
         self._stream = stream
-        # Not the device's own, whose numbers belong to the user.
+        # Not the device's own, which refuses to draw after a capture of others that failed.
         self._random = torch.Generator(device)
         copies = max(1, WEIGHT_BYTES // product.num_bytes)
         self._calls = max(2, min(2 * copies, MOST_CALLS))
