@@ -78,7 +78,8 @@ class Streams:
         self._sizes = sizes
         self._norm_epsilon = norm_epsilon
         self._product: LogitsHead | None = None
-        if usable(compute.device):  # the kernel reads the weight itself
+        # A kernel reads the weight itself, also where the row order plans no products (float32).
+        if compute.order.products is not None or usable(compute.device):
             self._weight_WX = torch.empty(
                 num_weights, width, dtype=torch.float32, device=compute.device
             )
