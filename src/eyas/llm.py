@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EncodedPrompt:
     """One prompt. param: the argument that it came from, for errors. output: what its answer must be;
     None if it is free. new_segmenter: makes the segmenter of an answer; None if the text is not
     split."""
@@ -247,7 +247,7 @@ class LLM:
         listed, is_one = _split_prompts(prompts)
         names = ["prompts"] if is_one else [f"prompts[{i}]" for i in range(len(listed))]
         asked = [
-            self._asked(prompt, type_, name) for prompt, name in zip(listed, names, strict=True)
+            self._encoded(prompt, type_, name) for prompt, name in zip(listed, names, strict=True)
         ]
         return _to_values(self._run(asked, params), type_, is_one=is_one)
 
@@ -408,7 +408,7 @@ class LLM:
         listed = _as_list(messages)
         is_one = isinstance(listed[0], Mapping)
         asked = [
-            self._asked_chat(
+            self._encoded_chat(
                 self.encode_chat(one, tools=shown, **template_options),
                 wanted,
                 "messages" if is_one else f"messages[{index}]",
@@ -456,7 +456,7 @@ class LLM:
         value. OutputIncomplete is raised if the answer is not complete.
         """
         type_ = None if output is None else typed(output)
-        return self._stream(self._asked(prompt, type_, "prompt"), params, type_)
+        return self._stream(self._encoded(prompt, type_, "prompt"), params, type_)
 
     @overload
     def stream_chat(
@@ -550,7 +550,7 @@ class LLM:
         wanted = _wanted(type_, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
         shown = None if wanted.choice == "none" else tools
         prompt = self.encode_chat(messages, tools=shown, **template_options)
-        return self._stream(self._asked_chat(prompt, wanted, "messages"), params, type_)
+        return self._stream(self._encoded_chat(prompt, wanted, "messages"), params, type_)
 
     def encode_chat(
         self,
@@ -566,6 +566,11 @@ class LLM:
         require_tokenizer(self._tokenizer, "messages")
         template = require_template(self._template)
         _check_tools(tools)
+        if all(template_options.get(name) for name in _RENDER_OPTIONS):
+            raise RequestError(
+                "continue_final_message: cannot go with add_generation_prompt=True",
+                param="continue_final_message",
+            )
         for name in template_options:
             if name not in _RENDER_OPTIONS and not template.mentions(name):
                 raise RequestError(
@@ -585,29 +590,29 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _asked(self, prompt: Prompt, type_: Typed | None, param: str) -> Asked:
-        """Encode a prompt and its output type. param: as in `Asked`."""
+    def _encoded(self, prompt: Prompt, type_: Typed | None, param: str) -> EncodedPrompt:
+        """Encode a prompt and its output type. param: as in `EncodedPrompt`."""
         output = None if type_ is None else OutputSpec(root=type_.node, param="output")
         if isinstance(prompt, str):
             ids = require_tokenizer(self._tokenizer, param).encode_prompt(prompt)
         else:
             ids = as_token_ids(prompt, param)
-        return Asked(ids, param, output)
+        return EncodedPrompt(ids, param, output)
 
-    def _asked_chat(self, prompt: list[int], wanted: Wanted, param: str) -> Asked:
+    def _encoded_chat(self, prompt: list[int], wanted: Wanted, param: str) -> EncodedPrompt:
         """Build the output grammar of an answer in the model's dialect. prompt: token ids. param: as in
-        `Asked`."""
+        `EncodedPrompt`."""
         output = self.dialect.output(wanted, prompt)
         if output is not None and wanted.answer is not None:
             output = msgspec.structs.replace(output, param="output")
-        return Asked(
+        return EncodedPrompt(
             prompt,
             param,
             output,
             lambda: self.dialect.segmenter(wanted, prompt),
         )
 
-    def _request(self, asked: Asked, params: AnyParams | None) -> Request:
+    def _request(self, asked: EncodedPrompt, params: AnyParams | None) -> Request:
         output = asked.output
         if isinstance(params, Mapping):
             params, output = self._from_mapping(params, asked)
@@ -631,7 +636,7 @@ class LLM:
         )
 
     def _from_mapping(
-        self, params: Mapping[str, Any], asked: Asked
+        self, params: Mapping[str, Any], asked: EncodedPrompt
     ) -> tuple[SamplingParams, OutputSpec | None]:
         """Convert parameters with SGLang's names. Returns them, and the output that they or `output`
         specify."""
@@ -649,7 +654,7 @@ class LLM:
         with _naming("output", name):
             return sampling, OutputSpec(root=typed(kinds[name](value)).node, param=name)
 
-    def _run(self, asked: list[Asked], params: Params) -> list[GenerationOutput]:
+    def _run(self, asked: list[EncodedPrompt], params: Params) -> list[GenerationOutput]:
         """Answer prompts together. Returns their outputs in order."""
         own_params: list[AnyParams | None]
         if isinstance(params, str) or not isinstance(params, Sequence):
@@ -674,7 +679,7 @@ class LLM:
                 self._close(request)
         return outputs
 
-    def _collect(self, request: Request, asked: Asked) -> GenerationOutput:
+    def _collect(self, request: Request, asked: EncodedPrompt) -> GenerationOutput:
         """Step until all choices of a request have ended. Returns its output."""
         output = _empty_output(request)
         segmenters = asked.segmenters(request.params.n)
@@ -682,7 +687,9 @@ class LLM:
             output.absorb(delta, _events(delta, segmenters))
         return output
 
-    def _stream(self, asked: Asked, params: AnyParams | None, type_: Typed | None) -> Iterator[Any]:
+    def _stream(
+        self, asked: EncodedPrompt, params: AnyParams | None, type_: Typed | None
+    ) -> Iterator[Any]:
         request = self._request(asked, params)
         deltas = self._open_and_close(request)
         with _naming("prompt", asked.param):

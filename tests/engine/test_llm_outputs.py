@@ -135,6 +135,12 @@ def test_what_is_no_conversation_is_named(llm: LLM, messages: Any) -> None:
         ("max_reasoning_tokens", lambda llm: llm.chat(QUESTION, max_reasoning_tokens="x")),
         ("max_reasoning_tokens", lambda llm: llm.chat(QUESTION, max_reasoning_tokens=-1)),
         ("messages", lambda llm: llm.encode_chat([])),
+        (
+            "continue_final_message",
+            lambda llm: llm.encode_chat(
+                QUESTION, add_generation_prompt=True, continue_final_message=True
+            ),
+        ),
         ("messages", lambda llm: llm.stream_chat(None)),
         ("prompts", lambda llm: llm.generate("")),
         ("prompts[1]", lambda llm: llm.generate(["a", ""], GREEDY)),

@@ -182,7 +182,7 @@ def test_a_dict_may_say_what_the_text_must_be(llm: LLM) -> None:
         ({"custom_params": {}}, "custom_params: .* not code"),
         ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens: is no"),
         ({"temperature": -1}, "temperature: must be a number"),
-        ({"min_new_tokens": 5, "max_new_tokens": 2}, "min_new_tokens: is above"),
+        ({"min_new_tokens": 5, "max_new_tokens": 2}, "min_new_tokens: is above max_new_tokens"),
         ({"max_new_tokens": 5, "max_tokens": 2}, "max_tokens: is given under two names"),
         ({"max_new_tokens": "many"}, "max_new_tokens: must be a whole number"),
         ({"regex": "a", "json_schema": "{}"}, "regex: pass what the answer must be"),

@@ -88,7 +88,7 @@ def ask(
     asked = []
     for question, want in wanted:
         prompt = llm.encode_chat([{"role": "user", "content": question}])
-        asked.append(llm._asked_chat(prompt, Wanted() if freely else want, "messages"))
+        asked.append(llm._encoded_chat(prompt, Wanted() if freely else want, "messages"))
     params = [
         SamplingParams(temperature=temperature, seed=3 + i, max_tokens=120, logprobs=logprobs)
         for i in range(len(asked))

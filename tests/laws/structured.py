@@ -14,7 +14,7 @@ from eyas.config import (
 from eyas.core import SamplingParams
 from eyas.dialect import ToolSpec, Wanted
 from eyas.grammar import Node, OutputSpec
-from eyas.llm import LLM, Asked
+from eyas.llm import LLM, EncodedPrompt
 from eyas.outputs import GenerationOutput
 
 PLAIN = "root"
@@ -78,16 +78,16 @@ def asked_for(
     *,
     system: str | None = None,
     **template_options: bool,
-) -> Asked:
+) -> EncodedPrompt:
     """A node or a specification is what the whole output must be, without a dialect."""
     messages = [{"role": "user", "content": question}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     prompt = llm.encode_chat(messages, **template_options)
     if isinstance(wanted, Wanted):
-        return llm._asked_chat(prompt, wanted, "messages")
+        return llm._encoded_chat(prompt, wanted, "messages")
     spec = wanted if isinstance(wanted, OutputSpec) else OutputSpec(root=wanted)
-    return Asked(prompt, "prompts", spec)
+    return EncodedPrompt(prompt, "prompts", spec)
 
 
 def told(output: GenerationOutput) -> list[tuple[object, ...]]:

@@ -28,7 +28,7 @@ from eyas.grammar import (
     OutputSpec,
     Regex,
 )
-from eyas.llm import LLM, Asked
+from eyas.llm import LLM, EncodedPrompt
 from eyas.outputs import Choice, GenerationOutput
 from eyas.schemas import prepare
 from tests.laws.structured import (
@@ -172,7 +172,7 @@ QUICK = ("auto",)
 model, runs with xgrammar here and with llguidance in the grammar law."""
 
 
-def request(llm: LLM, name: str, temperature: float) -> tuple[Asked, SamplingParams]:
+def request(llm: LLM, name: str, temperature: float) -> tuple[EncodedPrompt, SamplingParams]:
     case = CASES[name]
     params = SamplingParams(
         temperature=temperature,

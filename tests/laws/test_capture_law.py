@@ -74,7 +74,7 @@ def ask(llm: LLM, numbers: Sequence[int], temperature: float) -> list[Choice]:
     for number in numbers:
         question, wanted = ASKED[number]
         prompt = llm.encode_chat([{"role": "user", "content": question}])
-        asked.append(llm._asked_chat(prompt, wanted, "messages"))
+        asked.append(llm._encoded_chat(prompt, wanted, "messages"))
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=6) for i in numbers]
     return [output.choices[0] for output in llm._run(asked, params)]
 

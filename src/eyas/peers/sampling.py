@@ -6,6 +6,7 @@ is refused by name. Does not know: engines, what the values do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -33,7 +34,7 @@ CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 @contextmanager
 def errors_with_sglang_names(prefix: str) -> Iterator[None]:
-    """Rename the parameter of a RequestError to SGLang's name.
+    """Rename the parameter of a RequestError, and others that it mentions, to SGLang's names.
 
     prefix: the path of the object that holds the parameters, such as "sampling_params.".
     """
@@ -44,7 +45,10 @@ def errors_with_sglang_names(prefix: str) -> Iterator[None]:
         if ours not in NAMES and ours not in SHARED:
             raise
         theirs = prefix + NAMES.get(ours, ours)
-        message = theirs + error.message.removeprefix(ours)
+        rest = re.sub(
+            r"\b(?:max|min)_tokens\b", lambda name: NAMES[name[0]], error.message.removeprefix(ours)
+        )
+        message = theirs + rest
         raise RequestError(message, param=theirs, code=error.code) from error
 
 

@@ -6,7 +6,7 @@ Does not know: the steps before and after, how requests are converted, how answe
 
 from __future__ import annotations
 
-from eyas.server.answering import Asked, Translation
+from eyas.server.answering import AnswerRequest, Translation
 from eyas.server.chat import prepare_chat
 from eyas.server.chat_format import ChatFormat
 from eyas.server.completions import CompletionFormat, completion_requests
@@ -20,7 +20,7 @@ from eyas.server.sampling import includes_usage, includes_usage_so_far
 from eyas.text import require_tokenizer
 
 
-async def chat(asked: Asked[ChatBody]) -> Translation:
+async def chat(asked: AnswerRequest[ChatBody]) -> Translation:
     role = asked.service.config.handover.role
     body = prompt_alone(asked.body, role)
     chat = await asked.prepared(prepare_chat, body)
@@ -31,7 +31,7 @@ async def chat(asked: Asked[ChatBody]) -> Translation:
     return Translation([chat.request], answer_format, body.return_draft_details, usage_so_far)
 
 
-async def completion(asked: Asked[CompletionBody]) -> Translation:
+async def completion(asked: AnswerRequest[CompletionBody]) -> Translation:
     role = asked.service.config.handover.role
     body = prompt_alone(asked.body, role)
     requests = await asked.prepared(completion_requests, body)
@@ -42,7 +42,7 @@ async def completion(asked: Asked[CompletionBody]) -> Translation:
     return Translation(requests, answer_format, body.return_draft_details, usage_so_far)
 
 
-async def generate(asked: Asked[GenerateBody]) -> Translation:
+async def generate(asked: AnswerRequest[GenerateBody]) -> Translation:
     body, processor = asked.body, asked.processor
     requests = await asked.prepared(generate_requests, body)
     return Translation(
@@ -51,7 +51,7 @@ async def generate(asked: Asked[GenerateBody]) -> Translation:
     )
 
 
-async def message(asked: Asked[MessagesBody]) -> Translation:
+async def message(asked: AnswerRequest[MessagesBody]) -> Translation:
     chat = await asked.prepared(prepare_messages, asked.body)
     tokenizer = require_tokenizer(asked.processor.tokenizer, "messages")
     answer_format = MessagesFormat(tokenizer, asked.id, asked.model, chat)

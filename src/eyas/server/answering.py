@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[Body]):
+class AnswerRequest(Generic[Body]):
     """A request that has been read. id: of its answer. model: the name that the answer has."""
 
     service: Service
@@ -74,7 +74,7 @@ class Answering:
         self,
         kind: type[Body],
         id_prefix: str,
-        translate: Callable[[Asked[Body]], Awaitable[Translation]],
+        translate: Callable[[AnswerRequest[Body]], Awaitable[Translation]],
         *,
         num_id_bytes: int = 12,
         rename: Rename = lambda path: path,
@@ -85,7 +85,9 @@ class Answering:
             body, processor = await self._reader.read(http, kind)
             answer_id = id_prefix + secrets.token_hex(num_id_bytes)
             model = body.model or self._service.names[0]
-            asked = Asked(self._service, http, body, processor, answer_id, model, self._reader)
+            asked = AnswerRequest(
+                self._service, http, body, processor, answer_id, model, self._reader
+            )
             error_context = ErrorContext(body, rename)
             with error_context.explains():
                 translation = await translate(asked)

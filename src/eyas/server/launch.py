@@ -216,7 +216,9 @@ async def _serve(
     def begin_draining() -> None:
         nonlocal draining
         if draining is None:
-            log.info("shutting down: running answers have %.0f s to finish", options.drain_seconds)
+            num, seconds = service.num_running, options.drain_seconds
+            patience = f": {num} running answers have {seconds:.0f} s to finish" if num else ""
+            log.info("shutting down%s", patience)
             client.disable_restarts()
             draining = asyncio.create_task(drain())
 

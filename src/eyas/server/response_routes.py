@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from eyas.core import RequestError
-from eyas.server.answering import Asked, Translation
+from eyas.server.answering import AnswerRequest, Translation
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.response_format import ResponseFormat
@@ -39,7 +39,7 @@ class ResponseRoutes:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def translate(self, asked: Asked[ResponseBody]) -> Translation:
+    async def translate(self, asked: AnswerRequest[ResponseBody]) -> Translation:
         """Return the request and the format of its answer, which is stored if the body says so."""
         body = asked.body
         is_stored = self._is_stored(body)
