@@ -47,11 +47,15 @@ class Compiled:
     uses_wgmma: bool
 
 
+def without_interpreter() -> dict[str, str]:
+    """Return the environment of a process that compiles kernels."""
+    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+
+
 class Compiler:
     """The process that compiles: a line of jobs in, a line of results or of an error out."""
 
     def __init__(self) -> None:
-        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.kernels.hopper"],
@@ -59,7 +63,7 @@ class Compiler:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=environment,
+            env=without_interpreter(),
         )
         atexit.register(self.close)
 

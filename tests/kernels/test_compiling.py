@@ -6,11 +6,12 @@ that is none stands for the device.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
+
+from tests.kernels.hopper import without_interpreter
 
 pytest.importorskip("triton")
 
@@ -83,13 +84,12 @@ print("as compiled")
 
 
 def test_threads_compile_what_is_launched_later() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         check=False,
         capture_output=True,
         text=True,
-        env=environment,
+        env=without_interpreter(),
         timeout=300,
     )
     assert done.stdout.strip() == "as compiled", done.stderr

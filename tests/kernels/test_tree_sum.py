@@ -31,9 +31,12 @@ def test_no_rows_have_no_sums(device: torch.device) -> None:
 
 
 def test_it_compiles_for_hopper_without_spilling() -> None:
-    signature = {"parts_ZX": "*fp32", "out_X": "*fp32", "size": "i32", "part_stride": "i32"}
+    """Also of a single number, which Triton takes for a constant."""
+    pointers = {"parts_ZX": "*fp32", "out_X": "*fp32"}
     constants = {"NUM_PARTS": 8, "BLOCK": 1024, "PDL": True}
     kernel = "eyas.kernels.tree_sum:tree_sum_kernel"
-    job = Job(kernel, signature, constants, aligned=("size", "part_stride"))
-    (compiled,) = compile_for_hopper(job)
-    assert compiled.num_spilled == 0 and compiled.shared == 0
+    compiled = compile_for_hopper(
+        Job(kernel, {**pointers, "size": "i32"}, constants, aligned=("size",)),
+        Job(kernel, pointers, {**constants, "size": 1}),
+    )
+    assert all(each.num_spilled == 0 and each.shared == 0 for each in compiled)

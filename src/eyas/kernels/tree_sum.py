@@ -38,7 +38,6 @@ def tree_sum_kernel(
     parts_ZX,
     out_X,
     size,
-    part_stride,
     NUM_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -47,7 +46,7 @@ def tree_sum_kernel(
     enter(PDL)
     x = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_inside = x < size
-    part, stride = parts_ZX + x, part_stride.to(tl.int64)
+    part, stride = parts_ZX + x, tl.zeros((BLOCK,), tl.int64) + size
     if NUM_PARTS == 2:
         sum_X = _two(part, stride, is_inside)
     elif NUM_PARTS == 4:
@@ -69,7 +68,6 @@ def tree_sum(parts_Z: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
         tree_sum_kernel[(triton.cdiv(size, BLOCK),)](
             parts_Z,
             out,
-            size,
             size,
             NUM_PARTS=num_parts,
             BLOCK=BLOCK,
