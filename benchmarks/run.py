@@ -134,6 +134,10 @@ ON_GPU |= {
     ],
 }
 LOAD = ("--num-requests", "400", "--prompt-tokens", "512", "--max-tokens", "256")
+LOADED = (
+    *("bench", "serve", "--shape", "llama-3.1-8b", "--dummy-weights", "--num-requests", "500"),
+    *("--prompt-tokens", "512", "--max-tokens", "256", "--rate", "48"),
+)
 ON_GPU |= {
     "h200_prefill": [*SHAPE[:-1], "--prefill", "8192", "--interfere", "16"],
     "h200_attention": ["benchmarks/attention.py"],
@@ -153,14 +157,9 @@ ON_GPU |= {
         *("--drafter", "eagle3", *CHAIN_OF_5, "--synthetic-acceptance", "3.52"),
     ],
     "h200_serve_loaded": [
-        *("bench", "serve", "--shape", "llama-3.1-8b", "--dummy-weights", "--num-requests", "500"),
-        *("--prompt-tokens", "512", "--max-tokens", "256", "--rate", "48"),
-        *("--drafter", "eagle3", *CHAIN_OF_5, "--synthetic-acceptance", "3.52"),
+        *(*LOADED, "--drafter", "eagle3", *CHAIN_OF_5, "--synthetic-acceptance", "3.52"),
     ],
-    "h200_serve_loaded_plain": [
-        *("bench", "serve", "--shape", "llama-3.1-8b", "--dummy-weights", "--num-requests", "500"),
-        *("--prompt-tokens", "512", "--max-tokens", "256", "--rate", "48", "--drafter", "root"),
-    ],
+    "h200_serve_loaded_plain": [*LOADED, "--drafter", "root"],
     "h200_serve_schemas": [
         *("bench", "serve", "--shape", "qwen3-8b", "--dummy-weights", *LOAD, "--rate", "12"),
         *("--tokenizer", "QWEN3", "--schemas", "SCHEMAS", "--drafter", "eagle3", *CHAIN_OF_5),

@@ -566,11 +566,6 @@ class LLM:
         require_tokenizer(self._tokenizer, "messages")
         template = require_template(self._template)
         _check_tools(tools)
-        if all(template_options.get(name) for name in _RENDER_OPTIONS):
-            raise RequestError(
-                "continue_final_message: cannot go with add_generation_prompt=True",
-                param="continue_final_message",
-            )
         for name in template_options:
             if name not in _RENDER_OPTIONS and not template.mentions(name):
                 raise RequestError(

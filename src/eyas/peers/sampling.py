@@ -23,6 +23,8 @@ NAMES = {
     "include_stop_str_in_output": "no_stop_trim",
 }
 """Field of `SamplingParams` -> SGLang's name of it."""
+_RENAMED = re.compile(rf"\b(?:{'|'.join(name for name in NAMES if '_' in name)})\b")
+"""Names in the text of an error; `seed` is also a word."""
 SHARED = (
     *("n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty"),
     *("presence_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos"),
@@ -45,9 +47,7 @@ def errors_with_sglang_names(prefix: str) -> Iterator[None]:
         if ours not in NAMES and ours not in SHARED:
             raise
         theirs = prefix + NAMES.get(ours, ours)
-        rest = re.sub(
-            r"\b(?:max|min)_tokens\b", lambda name: NAMES[name[0]], error.message.removeprefix(ours)
-        )
+        rest = _RENAMED.sub(lambda name: NAMES[name[0]], error.message.removeprefix(ours))
         message = theirs + rest
         raise RequestError(message, param=theirs, code=error.code) from error
 

@@ -149,11 +149,6 @@ def template_options(
                 "calls, or continue_final_message",
                 param=param,
             )
-        if add_generation_prompt:
-            raise RequestError(
-                "continue_final_message: cannot go with add_generation_prompt: true",
-                param="continue_final_message",
-            )
         options["continue_final_message"] = True
     options["add_generation_prompt"] = (
         not continue_final_message if add_generation_prompt is None else add_generation_prompt

@@ -100,23 +100,29 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> list[str | ControlToken]:
         """Render a conversation to a list of texts and control tokens.
 
         messages: dicts with role, content (a string, None, or OpenAI's list of text parts) and other
-        fields that the template reads. continue_final_message: end the prompt where the content of
-        the last message ends. kwargs: further variables of the template. RequestError if the template
-        refuses or fails.
+        fields that the template reads. add_generation_prompt: None is True. continue_final_message: end
+        the prompt where the content of the last message ends. kwargs: further variables of the
+        template. RequestError if the template refuses or fails, or if both ends are asked for.
         """
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message: cannot go with add_generation_prompt: true",
+                param="continue_final_message",
+            )
         chat, end = self.normalize(messages, tools), ""
         if continue_final_message:
             end = str(10**20 + secrets.randbelow(9 * 10**20))
             chat[-1] = append_to_content(chat[-1], end, self._template_for(tools).uses)
         given = {"messages": chat, "tools": list(tools) if tools else None, **kwargs}
-        fixed = {**self._tokenizer.special_texts, "add_generation_prompt": add_generation_prompt}
+        opens = add_generation_prompt is None or add_generation_prompt
+        fixed = {**self._tokenizer.special_texts, "add_generation_prompt": opens}
         guard = ContentGuard(self._patterns, _all_strings(given))
         text = self._render(map_strings(given, guard.break_up), fixed, end)
         pieces = list(self._splitter.split(text))
