@@ -22,6 +22,7 @@ import torch
 from httpx._transports import default as _transports
 from hypothesis import settings
 
+from eyas.kernels import ahead
 from tests.thorough import PROFILE
 
 # The default timeout of httpx is five seconds; answers may take longer on a busy machine.
@@ -47,6 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        ahead.MOST_PROCESSES = 1  # workers share the cores
     settings.register_profile(PROFILE)
     if config.getoption("thorough"):
         settings.load_profile(PROFILE)

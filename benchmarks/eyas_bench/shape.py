@@ -18,6 +18,7 @@ from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
 from eyas.engine.load import Parts, find_order, longest_sequence, open_hardware
 from eyas.engine.ranks import Ranks, shard_of
+from eyas.engine.rehearsal import start_compilers
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
 from eyas.models import resolve_dtype
@@ -46,6 +47,7 @@ def dummy_engine(
     model = msgspec.structs.replace(config.model, path=f"{name}, dummy weights")
     config = msgspec.structs.replace(config, model=model)
     place = open_hardware(config)
+    start_compilers(place.device)
     parts = dummy_parts(
         shape,
         config,

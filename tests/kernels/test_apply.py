@@ -70,8 +70,7 @@ class OneWay(Products):
         bias: bool = False,
         layout: Layout | None = None,
     ) -> GemmPlan:
-        product = Product(num_out, num_in, dtype, role, bias, layout)
-        return GemmPlan(((MANY_ROWS, self.way),), product.num_splits)
+        return GemmPlan(((MANY_ROWS, self.way),))
 
 
 def order_of(way: GemmVariant, device: torch.device) -> RowOrder:

@@ -23,7 +23,6 @@ from eyas.layers.gemm.variants import (
     BUCKETS,
     DEVICE_STEPS,
     LIBRARY,
-    PARTS_SPLITS,
     GemmVariant,
     Product,
     Role,
@@ -154,7 +153,7 @@ def test_every_row_count_has_a_way() -> None:
         buckets = buckets_up_to(max_rows)
         assert buckets[-1] >= max_rows or buckets == BUCKETS
         found = tuple(GemmVariant(None, folded=index % 2 == 1) for index in range(len(buckets)))
-        plan = plan_of(product_of("parts"), found)
+        plan = plan_of(found)
         for count in row_counts(max_rows):
             index = sum(bucket < count for bucket in buckets[:-1])
             assert plan.variant(count) == found[index], count
@@ -170,9 +169,8 @@ def test_row_counts_are_those_that_padding_makes() -> None:
 
 def test_ways_that_agree_become_one() -> None:
     a, b = candidates(product_of("plain"), 16, library=False)[:2]
-    plan = plan_of(product_of("plain"), (a, a, b, b, a))
+    plan = plan_of((a, a, b, b, a))
     assert plan.variants == ((BUCKETS[1], a), (BUCKETS[3], b), (1 << 62, a))
-    assert plan.num_splits == 1
 
 
 def test_the_usual_way_stays_unless_another_is_clearly_faster() -> None:
@@ -221,7 +219,6 @@ def test_exact_products_use_the_library_only_where_it_agrees(agreeing: list[Prod
 @pytest.mark.parametrize("exact", [True, False])
 def test_parts_keep_their_splits(agreeing: list[Product], exact: bool) -> None:
     plan = plans(exact, Search(FakeClock(), None))["parts"]
-    assert plan.num_splits == PARTS_SPLITS
     assert all((variant == LIBRARY) is not exact for _, variant in plan.variants)
 
 
@@ -296,7 +293,7 @@ def test_choices_are_kept(agreeing: list[Product], tmp_path: Path) -> None:
     assert plans(True, search) == first and first["parts"].variant(192) == variant
     assert not again.asked and (search.num_measured, search.num_kept) == (0, len(ROLES))
     assert plans(True, search, max_rows=48) == {
-        role: plan_of(product_of(role), tuple(plan.variant(rows) for rows in buckets_up_to(48)))
+        role: plan_of(tuple(plan.variant(rows) for rows in buckets_up_to(48)))
         for role, plan in first.items()
     }, "fewer rows need fewer buckets"
     assert not again.asked

@@ -17,7 +17,7 @@ from eyas.cache import BlockLog, CacheManager, KVStore
 from eyas.config import EngineConfig, EngineInfo, StartChoice
 from eyas.constraint import CompilePool
 from eyas.draft import Drafter
-from eyas.engine.captures import capture_steps
+from eyas.engine.captures import run_common_steps
 from eyas.engine.drafters import build_drafter
 from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
@@ -29,9 +29,11 @@ from eyas.engine.launch import Launcher
 from eyas.engine.load import Parts, load, open_hardware
 from eyas.engine.memory import EngineSizes, num_snapshots, size_engine, states_choices
 from eyas.engine.ranks import Ranks
+from eyas.engine.rehearsal import compile_steps, start_compilers
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.start_choices import (
     Stopwatch,
+    compiled_choice,
     grammar_choice,
     graphs_choice,
     kv_choice,
@@ -69,6 +71,7 @@ def build_engine(
         log.info("steps of ranks with sequences of their own run without CUDA graphs")
         scheduler = msgspec.structs.replace(config.scheduler, max_graph_batch=0)
         config = msgspec.structs.replace(config, scheduler=scheduler)
+    start_compilers(hardware.device)
     parts = load(config, hardware, progress, drafts=own_drafter is None)
     try:
         progress("preparing steps", 0, 0)
@@ -97,6 +100,11 @@ def assemble(
     sizes = size_engine(config, device, parts, _tree_width(drafting, own_drafter))
     watch = Stopwatch()
     runner = _open_runner(parts, sizes, device)
+    num_compiled = 0
+    if captures and usable(device) and parts.ranks is None:
+        width = _tree_width(drafting, own_drafter)
+        num_compiled = compile_steps(parts, sizes, runner, width)
+    compile_seconds = watch.lap()
     if drafting is None:
         assert own_drafter is not None
         drafter = own_drafter
@@ -114,11 +122,16 @@ def assemble(
     captured: list[int] = []
     if captures and engine.launcher.graphs is not None:
         is_adaptive = drafting is not None and drafting.is_adaptive
-        captured = capture_steps(engine, 1 if is_adaptive else drafter.shape.alone.width)
+        tree_width = 1 if is_adaptive else drafter.shape.alone.width
+        captured = run_common_steps(engine.launcher, tree_width, sizes.max_length)
     on_device: tuple[StartChoice, ...] = ()
     if usable(device):
         graphs = graphs_choice(sizes.config, captured, watch.lap())
-        on_device = (search_choice(search_on(device).report()), graphs)
+        on_device = (
+            compiled_choice(num_compiled, compile_seconds),
+            search_choice(search_on(device).report()),
+            graphs,
+        )
     engine.info = msgspec.structs.replace(
         info,
         choices=(

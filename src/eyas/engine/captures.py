@@ -5,7 +5,7 @@ Does not know: how a step is captured.
 
 from __future__ import annotations
 
-from eyas.engine.engine import Engine
+from eyas.engine.launch import Launcher
 from eyas.runner.graphs import bucket_of, length_of
 
 CAPTURED_LENGTHS = (512, 1024, 2048)
@@ -15,15 +15,15 @@ MOST_CAPTURED = 64
 """Sequences of the largest step that is captured at start-up."""
 
 
-def capture_steps(engine: Engine, width: int) -> list[int]:
-    """Capture the CUDA graphs of common steps with trees of this width, and return the batch sizes;
-    others are captured once they have occurred often."""
-    sizes = captured_sizes(engine.launcher.max_graph_batch)
-    lengths = {length_of(min(length, engine.info.max_model_len)) for length in CAPTURED_LENGTHS}
+def run_common_steps(launcher: Launcher, width: int, max_model_len: int) -> list[int]:
+    """Run common steps with trees of this width, which captures their CUDA graphs, and return the batch
+    sizes; others are captured once they have occurred often."""
+    sizes = captured_sizes(launcher.max_graph_batch)
+    lengths = {length_of(min(length, max_model_len)) for length in CAPTURED_LENGTHS}
     for length in sorted(lengths, reverse=True):
         for num in sizes:
             for temperature in (0.0, 1.0):
-                engine.launcher.capture(num, width, length, temperature)
+                launcher.run_padding(num, width, length, temperature)
     return sizes
 
 

@@ -57,15 +57,17 @@ def check_exactness(
     """
     if not order.exact:
         return Exactness(False, order.reason)
-    products = order.order.products
-    if products is None:
-        extent = _extent_on_cpu(max_length, num_slots)
-    else:
-        most_seqs = _MOST_SEQUENCES if runner.backend.kv.states is None else most_seqs
-        extent = _extent_on_device(products, width, max_length, num_slots, captures, most_seqs)
-    if extent.length < 8:
+    probe = open_probe(
+        runner,
+        order,
+        max_length,
+        num_slots,
+        width=width,
+        captures=captures,
+        most_seqs=most_seqs,
+    )
+    if probe is None:
         return Exactness(False, "the cache is too small for the self-check")
-    probe = Probe(runner, extent)
     reference_LV = probe.reference()
     for name, positions, logits_RV in probe.variants():
         expected_RV = reference_LV[positions]
@@ -73,9 +75,30 @@ def check_exactness(
             error = (logits_RV - expected_RV).abs().max().item()
             return Exactness(False, f"{name} differs from one chunk (by up to {error:.1e})")
     shown = "chunks, single tokens, chains, trees and batches agree bit for bit"
-    if products is not None:
-        shown += f" for up to {extent.max_rows} rows and trees of {extent.width}"
+    if order.order.products is not None:
+        shown += f" for up to {probe.extent.max_rows} rows and trees of {probe.extent.width}"
     return Exactness(True, f"{shown}; {order.reason}")
+
+
+def open_probe(
+    runner: ModelRunner,
+    order: RowOrderReport,
+    max_length: int,
+    num_slots: int,
+    *,
+    width: int,
+    captures: bool,
+    most_seqs: int,
+) -> Probe | None:
+    """Return the passes of the self-check, with the arguments of `check_exactness`; None if the cache
+    is too small for them."""
+    products = order.order.products
+    if products is None:
+        extent = _extent_on_cpu(max_length, num_slots)
+    else:
+        most_seqs = _MOST_SEQUENCES if runner.backend.kv.states is None else most_seqs
+        extent = _extent_on_device(products, width, max_length, num_slots, captures, most_seqs)
+    return None if extent.length < 8 else Probe(runner, extent)
 
 
 def _extent_on_cpu(max_length: int, num_slots: int) -> Extent:

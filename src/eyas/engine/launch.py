@@ -274,12 +274,9 @@ class Launcher:
         return taken
 
     @torch.inference_mode()
-    def capture(self, num: int, width: int, length: int, temperature: float) -> None:
-        """Capture the CUDA graphs of a step of `num` sequences of up to `length` tokens.
-
-        Runs such a step in the padding seat, which leaves no state behind.
-        """
-        assert self.graphs is not None, "only a device captures steps"
+    def run_padding(self, num: int, width: int, length: int, temperature: float) -> None:
+        """Run a step of `num` sequences of up to `length` tokens in the padding seat, which leaves no
+        state behind; where steps are captured, its CUDA graphs are."""
         drafter = self.drafters[0]
         shape = drafter.shape.within(width)
         vocab_size, graphs = self._vocab_size, self.graphs

@@ -150,6 +150,14 @@ def limit_choices(config: EngineConfig, hardware: Device, info: EngineInfo) -> l
     ]
 
 
+def compiled_choice(num_compiled: int, seconds: float) -> StartChoice:
+    """The kernels that were compiled before their first launch."""
+    reason = "before their first launch, for this and later starts"
+    if not num_compiled:
+        reason = "all others are in Triton's cache, or are compiled at their first launch"
+    return StartChoice("compiled", f"{num_compiled} kernels", reason, seconds)
+
+
 def search_choice(searched: tuple[int, int, float]) -> StartChoice:
     """The kernels' variants. searched: as `Search.report` returns it."""
     measured, kept, seconds = searched

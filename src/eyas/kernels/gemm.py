@@ -31,7 +31,7 @@ from eyas.kernels.gemm_tile import (
     store,
     zeros,
 )
-from eyas.kernels.launch import launch_options, launcher
+from eyas.kernels.launch import launch_options
 from eyas.kernels.packed import PackedWeight, Weight
 from eyas.kernels.tiles import (
     LEAST_OUT,
@@ -330,7 +330,7 @@ def _launch(
     if more_rows:
         more_blocks = TensorDescriptor.from_tensor(x_TI, [more_rows, tile.block_k])
     grid = (group_tiles, -(-num_out // columns_of_tile), num_planes)
-    launcher(product_kernel, grid)(
+    product_kernel[grid](
         x_TI,
         weight_OI,
         scales_OG,

@@ -29,7 +29,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra import cuda
 
 from eyas.kernels.activation import gated
-from eyas.kernels.launch import launch_options, launcher
+from eyas.kernels.launch import launch_options
 from eyas.kernels.tiles import GROUP_ROWS, Tile
 
 BLOCK_K = 64
@@ -273,7 +273,7 @@ def launch(
         for each, high in ((x_TK, GROUP_ROWS), (weight_OK, columns_of_tile))
     ]
     grid = (-(-num_rows // tile.block_rows), -(-num_out // columns_of_tile), num_splits)
-    launcher(grouped_product_kernel, grid)(
+    grouped_product_kernel[grid](
         *blocks,
         out if bias_O is None else bias_O,
         out,

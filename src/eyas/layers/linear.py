@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from eyas.kernels.ahead import is_collecting
 from eyas.kernels.packed import Layout, Weight, by_row
 from eyas.layers.compute import Compute
+from eyas.layers.gemm.variants import PARTS_SPLITS
 from eyas.native.products import packed_weight
 from eyas.ops.gate import Activation, gate
 from eyas.parallel.cut import Cut, Parameter, Rows, held
@@ -168,8 +170,7 @@ class Linear:
         variant = None if self._bias_O is not None else self._variant(len(x_TI), "parts")
         if variant is None:
             return self(x_TI)
-        num_splits = self._plans["parts"].num_splits
-        return self._apply.parts(variant, x_TI, self._weight_OI, num_splits)
+        return self._apply.parts(variant, x_TI, self._weight_OI, PARTS_SPLITS)
 
     def pieces(self, x_TI: torch.Tensor, num_pieces: int) -> torch.Tensor:
         """Return sums over equal pieces of the input features, float32 [Z, T, O]; on a device alone."""
@@ -193,7 +194,8 @@ class Linear:
             bias = self._bias_O is not None
             dtype, layout = self._weight_OI.dtype, self._layout
             plan = self._products.plan(*self.shape, dtype, role, bias=bias, layout=layout)
-            self._plans[role] = plan
+            if not is_collecting():
+                self._plans[role] = plan
         return plan.variant(num_rows)
 
 
@@ -234,14 +236,8 @@ class LogitsHead:
         ]
         self._packed: list[PackedProduct | None] = [None] * len(self._blocks)
         self._is_float32 = weight_dtype == torch.float32
+        self._products = compute.order.products
         self._plan: GemmPlan | None = None
-        if compute.order.products is not None:
-            from eyas.layers.gemm import apply
-
-            self._apply = apply
-            self._plan = compute.order.products.plan(
-                held_tokens, hidden_size, compute.dtype, "logits"
-            )
         self._is_sealed = False
 
     def views(self) -> list[torch.Tensor]:
@@ -271,6 +267,14 @@ class LogitsHead:
 
     def seal(self) -> None:
         assert not self._is_sealed, "seal() is called once"
+        if self._products is not None:
+            from eyas.layers.gemm import apply
+
+            self._apply = apply
+            (weight_VI,) = self._blocks
+            # Now, because it takes memory that the cache of keys and values will have.
+            num_out, num_in = weight_VI.shape
+            self._plan = self._products.plan(num_out, num_in, weight_VI.dtype, "logits")
         for index, block_VI in enumerate(self._blocks):
             self._packed[index] = pack_weight(block_VI)
             if self._packed[index] is not None:

@@ -256,7 +256,7 @@ def padding_batch(
     width: int,
     length: int,
     temperature: float,
-    graphs: StepGraphs,
+    graphs: StepGraphs | None,
     levels: int,
 ) -> PlannedBatch:
     """Return a batch of `num` sequences in the padding seat, which changes no sequence."""

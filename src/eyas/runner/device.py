@@ -13,6 +13,7 @@ import torch
 
 from eyas.config import DeviceConfig, StartChoice
 from eyas.kernels import usable
+from eyas.kernels.ahead import settle_cache_keys
 
 _CPU_CACHE_BYTES = 2 * 2**30
 
@@ -79,6 +80,7 @@ def open_device(config: DeviceConfig, num_ranks: int = 1, number: int | None = N
             f"device: {name!r} does not exist; this machine has {torch.cuda.device_count()}"
         )
     torch.cuda.set_device(device)
+    settle_cache_keys()
     properties = torch.cuda.get_device_properties(device)
     value = f"{device}, {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     choice = StartChoice("device", value, reason)

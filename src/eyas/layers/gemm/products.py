@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from eyas.kernels import has_warpgroups, usable
+from eyas.kernels.ahead import collecting, is_collecting
 from eyas.kernels.packed import Layout
 from eyas.kernels.tiles import grouped_tiles_for
 from eyas.layers.gemm.search import Search, search_on
@@ -56,6 +57,7 @@ class Products:
     max_rows: int
     search: Search | None = None
     _plans: dict[Product, GemmPlan] = field(default_factory=dict)
+    _collected: dict[Product, GemmPlan] = field(default_factory=dict)
     _agrees: dict[tuple[int, int, torch.dtype, bool, bool], bool] = field(default_factory=dict)
     _sides_agree: dict[torch.dtype, bool] = field(default_factory=dict)
 
@@ -69,13 +71,36 @@ class Products:
         bias: bool = False,
         layout: Layout | None = None,
     ) -> GemmPlan:
-        """Return the plan of a product. layout: of a packed weight, which our kernels alone take."""
+        """Return the plan of a product. layout: of a packed weight, which our kernels alone take.
+
+        While kernels are collected nothing can be measured, and the plan is not to be kept.
+        """
         product = Product(num_out, num_in, dtype, role, bias, layout)
         plan = self._plans.get(product)
-        if plan is None:
-            plan = self._plans[product] = plan_of(product, self._variants(product))
+        if plan is None and is_collecting():
+            plan = self._collected.get(product)
+            if plan is None:
+                plan = self._collected[product] = self._collect(product, search_on(self.device))
+        elif plan is None:
+            plan = self._plans[product] = plan_of(self._variants(product))
             log.debug("%s: %s", product, plan)
         return plan
+
+    def _collect(self, product: Product, search: Search) -> GemmPlan:
+        """Run all variants that may be measured, and return the default ones."""
+        buckets = buckets_up_to(self.max_rows)
+        if not is_supported(product.num_in):
+            return plan_of((LIBRARY,))
+        warpgroups = product.layout is None and has_warpgroups(self.device)
+        if warpgroups:
+            self._try_warpgroups(product.dtype)
+        library = product.layout is None
+        lists = [
+            candidates(product, bucket, library=library, warpgroups=warpgroups)
+            for bucket in buckets
+        ]
+        search.collect(product, [variant for variants in lists for variant in variants])
+        return plan_of(tuple(variants[0] for variants in lists))
 
     def _variants(self, product: Product) -> tuple[GemmVariant, ...]:
         """Return the variant of each bucket of rows."""
@@ -87,6 +112,10 @@ class Products:
         if search is None:
             buckets = buckets_up_to(self.max_rows)
             return tuple(candidates(product, rows, library=False)[0] for rows in buckets)
+        if search.processes is not None and not search.knows(product):
+            with collecting(search.processes.add):
+                self._collect(product, search)
+            search.processes.wait()
         is_packed = product.layout is not None
         library = not is_packed and (not self.exact or self._library_agrees(product))
         warpgroups = not is_packed and self._warpgroups_agree(product.dtype)

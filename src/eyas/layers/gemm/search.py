@@ -13,14 +13,15 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from eyas.kernels.ahead import CompileProcesses
 from eyas.kernels.tiles import FLOAT32_TILES, FOLDED_TILES, GROUPED_TILES, PACKED_TILES, TILES
 from eyas.layers.gemm.autotune_cache import AutotuneCache
 from eyas.layers.gemm.variants import (
@@ -40,8 +41,20 @@ from eyas.user_cache import cache_folder
 
 log = logging.getLogger(__name__)
 
-Clock = Callable[[Product, Sequence[tuple[int, Sequence[GemmVariant]]]], list[list[float]]]
-"""Returns the microseconds of each variant at each row count (`timing.DeviceClock`)."""
+
+class Clock(Protocol):
+    """Measures products (`timing.DeviceClock`)."""
+
+    def __call__(
+        self, product: Product, jobs: Sequence[tuple[int, Sequence[GemmVariant]]]
+    ) -> list[list[float]]:
+        """Return the microseconds of each variant at each row count."""
+        ...
+
+    def collect(self, product: Product, variants: Sequence[GemmVariant]) -> None:
+        """Run each variant once, while kernels are collected."""
+        ...
+
 
 TIE = 1.02
 USUAL = 1.06
@@ -54,11 +67,21 @@ programmatic dependent launch."""
 
 
 class Search:
-    """The choice of variants on one device. kept: the cache file; None caches in this process only."""
+    """The choice of variants on one device.
 
-    def __init__(self, clock: Clock, kept: AutotuneCache | None) -> None:
+    kept: the cache file; None caches in this process only. processes: compile variants before they are
+    measured; None leaves that to their first launch.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        kept: AutotuneCache | None,
+        processes: CompileProcesses | None = None,
+    ) -> None:
         self._clock = clock
         self._kept = kept
+        self.processes = processes
         self.num_measured = 0
         self.num_kept = 0
         self.seconds = 0.0
@@ -88,6 +111,15 @@ class Search:
             self._kept.add(name, [_written(variant) for variant in found])
         return found
 
+    def knows(self, product: Product) -> bool:
+        """Whether the variants of a product were measured by an earlier start."""
+        kept = {} if self._kept is None else self._kept.read()
+        return any(name.split(" or ")[0] == str(product) for name in kept)
+
+    def collect(self, product: Product, variants: Sequence[GemmVariant]) -> None:
+        """Run each variant once, while kernels are collected (`kernels.ahead`)."""
+        self._clock.collect(product, list(dict.fromkeys(variants)))
+
     def _cached_variants(
         self, name: str, lists: list[tuple[GemmVariant, ...]]
     ) -> tuple[GemmVariant, ...] | None:
@@ -101,6 +133,11 @@ class Search:
                 return None
             found.append(variant)
         return tuple(found)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing is kept from an earlier start."""
+        return self._kept is None or not self._kept.read()
 
     def report(self) -> tuple[int, int, float]:
         """Return what was searched since the last report: how many products were measured, how many
@@ -156,7 +193,8 @@ def search_on(device: torch.device) -> Search:
         "kernel": _digest(b"".join(path.read_bytes() for path in kernels)),
         "candidates": _digest(repr((lists, rules)).encode()),
     }
-    return Search(DeviceClock(device), AutotuneCache(cache_folder(), "products", machine))
+    kept = AutotuneCache(cache_folder(), "products", machine)
+    return Search(DeviceClock(device), kept, CompileProcesses())
 
 
 def _digest(content: bytes) -> str:

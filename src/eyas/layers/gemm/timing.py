@@ -16,13 +16,11 @@ import logging
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import torch
 
-from eyas.kernels.launch import compiling
 from eyas.kernels.norm import add_norm, norm
 from eyas.kernels.packed import Weight
 from eyas.layers.gemm import apply
@@ -40,7 +38,6 @@ MOST_CALLS = 32
 MANY_CALLS_UP_TO = 512
 """Beyond this many rows a product takes so long that two calls are enough."""
 ROUNDS = 7
-NUM_THREADS = 16
 EPSILON = 1e-5
 
 
@@ -67,6 +64,12 @@ class DeviceClock:
             torch.cuda.empty_cache()
         return times
 
+    def collect(self, product: Product, variants: Sequence[GemmVariant]) -> None:
+        """Run each variant once, while kernels are collected."""
+        with torch.inference_mode(), torch.cuda.device(self._device):
+            scene = _Scene(product, self._device, torch.cuda.current_stream())
+            scene.run_each(variants, scene.chain(1))
+
 
 class _Scene:
     """A product with weights that are used in turns, and the kernels around it."""
@@ -90,41 +93,29 @@ class _Scene:
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def times(self, jobs: Jobs) -> list[list[float]]:
-        unusable = self._compile(
-            list(dict.fromkeys(variant for _, variants in jobs for variant in variants))
-        )
+        variants = dict.fromkeys(variant for _, variants in jobs for variant in variants)
+        own = [variant for variant in variants if variant.tile is not None]
+        unusable = self.run_each(own, self.chain(1))
+        torch.cuda.synchronize()
         return [self._race(num_rows, variants, unusable) for num_rows, variants in jobs]
 
-    def _compile(self, variants: list[GemmVariant]) -> set[GemmVariant]:
-        """Compile the variants on all cores, then run each once. Returns the variants that failed."""
-        x_1I = self._rows(1)
-
-        def run(variant: GemmVariant) -> bool:
+    def run_each(
+        self, variants: Sequence[GemmVariant], run: Callable[[GemmVariant, int], None]
+    ) -> set[GemmVariant]:
+        """Run each variant once. Returns those that failed."""
+        failed = set()
+        for variant in variants:
             try:
-                self._run(variant, x_1I, self._weights[0], None)
+                run(variant, 1)
             except Exception as error:  # the compiler's or the driver's
                 log.debug("%s: %s cannot run here: %s", self._product, variant, error)
-                return False
-            return True
-
-        def compile_it(variant: GemmVariant) -> None:
-            with torch.inference_mode(), torch.cuda.device(self._device), compiling():
-                run(variant)
-
-        def enter() -> None:
-            torch.zeros(1, device=self._device)  # the driver knows a thread by its first work there
-
-        own = [variant for variant in variants if variant.tile is not None]
-        with ThreadPoolExecutor(NUM_THREADS, initializer=enter) as pool:
-            list(pool.map(compile_it, own))
-        failed = {variant for variant in own if not run(variant)}
-        torch.cuda.synchronize()
+                failed.add(variant)
         return failed
 
     def _race(
         self, num_rows: int, variants: Sequence[GemmVariant], unusable: set[GemmVariant]
     ) -> list[float]:
-        run = self._chain(num_rows)
+        run = self.chain(num_rows)
         calls = self._calls if num_rows <= MANY_CALLS_UP_TO else 2
         racers = [variant for variant in variants if variant not in unusable]
         graphs = [self._capture(run, variant, calls) for variant in racers]
@@ -167,7 +158,7 @@ class _Scene:
         torch.cuda.synchronize()
         return graph
 
-    def _chain(self, num_rows: int) -> Callable[[GemmVariant, int], None]:
+    def chain(self, num_rows: int) -> Callable[[GemmVariant, int], None]:
         """Return a function that runs the product in turns with the kernels around it."""
         product, weights, x_TI = self._product, self._weights, self._rows(num_rows)
         shape = (num_rows, product.num_out)

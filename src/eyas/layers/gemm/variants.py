@@ -106,12 +106,10 @@ LIBRARY = GemmVariant(None)
 class GemmPlan:
     """The variants of a product by number of rows.
 
-    variants: (most rows, variant) in ascending order; the last has no limit. num_splits: parts of our
-    kernel's sums.
+    variants: (most rows, variant) in ascending order; the last has no limit.
     """
 
     variants: tuple[tuple[int, GemmVariant], ...]
-    num_splits: int = 1
 
     def variant(self, num_rows: int) -> GemmVariant:
         for most, variant in self.variants:
@@ -126,7 +124,7 @@ class GemmPlan:
         )
 
 
-def plan_of(product: Product, variants: tuple[GemmVariant, ...]) -> GemmPlan:
+def plan_of(variants: tuple[GemmVariant, ...]) -> GemmPlan:
     """Return the plan with these variants for the first buckets; equal neighbours are merged, and
     the last has no limit."""
     merged: list[tuple[int, GemmVariant]] = []
@@ -135,7 +133,7 @@ def plan_of(product: Product, variants: tuple[GemmVariant, ...]) -> GemmPlan:
             merged.pop()
         merged.append((most, variant))
     merged[-1] = (MANY_ROWS, merged[-1][1])
-    return GemmPlan(tuple(merged), product.num_splits)
+    return GemmPlan(tuple(merged))
 
 
 def buckets_up_to(max_rows: int) -> tuple[int, ...]:

@@ -1,0 +1,127 @@
+"""Compile the kernels of common steps on all cores, before the first of them is launched.
+
+The steps of a start run once without a launch (`kernels.ahead`), which lists their kernels: the passes
+of the self-check, those whose costs are measured, and the steps that are captured.
+
+Promises: a part that cannot run without its results is left out; its kernels are compiled when they are
+launched.
+Does not know: kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import torch
+
+from eyas.engine.captures import CAPTURED_LENGTHS, captured_sizes
+from eyas.engine.drafters import build_drafter
+from eyas.engine.exactness import open_probe
+from eyas.engine.launch import Launcher
+from eyas.engine.load import Parts
+from eyas.engine.memory import EngineSizes
+from eyas.engine.verifier import verify
+from eyas.kernels import usable
+from eyas.kernels.ahead import CompiledMark, collecting
+from eyas.layers.gemm.search import search_on
+from eyas.runner.graphs import length_of
+from eyas.runner.runner import ModelRunner
+from eyas.runner.table import SequenceTable
+
+log = logging.getLogger(__name__)
+
+
+def start_compilers(device: torch.device) -> None:
+    """Start the processes that compile kernels, if this is the first start on a device, so that they
+    are ready when the weights are loaded."""
+    if usable(device) and (search := search_on(device)).is_new and search.processes is not None:
+        search.processes.start()
+
+
+def compile_steps(parts: Parts, sizes: EngineSizes, runner: ModelRunner, width: int) -> int:
+    """Compile the kernels of common steps that are in no cache. Returns how many were compiled; none of
+    compressed attention, whose steps were not tried without launches.
+
+    runner: whose cache holds nothing yet. width: most nodes of a tree.
+    """
+    device, config = runner.model.device, sizes.config
+    name = torch.cuda.get_device_name(device)
+    what = (name, torch.__version__, parts.dtype, parts.spec, parts.drafting, sizes.kv_dtype)
+    done = CompiledMark(repr((*what, sizes.max_length, config.scheduler, config.draft)))
+    processes = search_on(device).processes
+    if done.is_set or processes is None or parts.spec.compressed:
+        return 0
+    with collecting(processes.add):
+        for name, run in (
+            ("the self-check", lambda: _run_probe(parts, sizes, runner, width)),
+            ("common steps", lambda: _run_steps(parts, sizes, runner)),
+        ):
+            _try(name, run)
+    num_compiled = processes.wait()
+    done.set()
+    return num_compiled
+
+
+def _try(name: str, run: Callable[[], None]) -> None:
+    try:
+        run()
+    except Exception:
+        log.debug("the kernels of %s are compiled when they are launched", name, exc_info=True)
+
+
+def _run_probe(parts: Parts, sizes: EngineSizes, runner: ModelRunner, width: int) -> None:
+    windows = runner.backend.kv.windows
+    if windows is not None:
+        windows.assign_first()
+    probe = open_probe(
+        runner,
+        parts.order,
+        sizes.max_length,
+        sizes.num_window_slots,
+        width=width,
+        captures=False,
+        most_seqs=sizes.config.scheduler.num_seats,
+    )
+    if probe is not None:
+        probe.reference()
+        for _ in probe.variants():
+            pass
+    if windows is not None:
+        windows.clear()
+
+
+def _run_steps(parts: Parts, sizes: EngineSizes, runner: ModelRunner) -> None:
+    drafting, device = parts.drafting, runner.model.device
+    if drafting is None:
+        return
+    uncaptured = msgspec.structs.replace(sizes.config.scheduler, max_graph_batch=0)
+    config = msgspec.structs.replace(sizes.config, scheduler=uncaptured)
+    drafter = build_drafter(parts, replace(sizes, config=config), runner)
+    kv = runner.backend.kv
+    table = SequenceTable(
+        uncaptured.num_seats, sizes.max_length, drafter.width, device, kv.states, kv.windows
+    )
+    launcher = Launcher(
+        runner,
+        table,
+        drafter,
+        parts.spec.vocab_size,
+        mask_seconds=sizes.config.grammar.mask_seconds,
+        verify=verify,
+        max_graph_batch=sizes.config.scheduler.max_graph_batch,
+    )
+    launcher.graphs = None
+    lengths = {length_of(min(length, sizes.max_length)) for length in CAPTURED_LENGTHS}
+    for width in {1, drafter.shape.alone.width}:
+        for num in captured_sizes(launcher.max_graph_batch):
+            if num & (num - 1):
+                continue  # its kernels are those of a power of two
+            for length, temperature in (
+                (max(lengths), 0.0),
+                (max(lengths), 1.0),
+                (min(lengths), 0.0),
+            ):
+                launcher.run_padding(num, width, length, temperature)
