@@ -128,6 +128,14 @@ ON_GPU |= {
         *(*PLAIN, "--shape", "qwen3-30b-a3b", "--quantization", "fp8", *SIZES),
         *("--max-tokens", "64", "--repeats", "2"),
     ],
+    "h200_v3_cut_fp8": [
+        *(*PLAIN, "--shape", "deepseek-v3-6-layers", "--quantization", "fp8", "--batch", "1,8"),
+        *("--max-tokens", "48", "--repeats", "2"),
+    ],
+    "h200_v4_cut_fp8": [
+        *(*PLAIN, "--shape", "deepseek-v4-4-layers", "--quantization", "fp8", "--batch", "1,8"),
+        *("--max-tokens", "48", "--repeats", "2"),
+    ],
     "h200_gpt_oss_120b": [
         *(*PLAIN, "--shape", "gpt-oss-120b", "--quantization", "mxfp4", "--batch", "1,8"),
         *("--max-tokens", "48", "--repeats", "2"),

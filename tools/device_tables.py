@@ -73,6 +73,8 @@ EXPERTS = (
     ("GLM-4.5-Air, FP8 with a scale for each row, plain", "h200_glm_air_fp8"),
     ("Qwen3-30B-A3B, FP8 blocks, plain", "h200_moe_fp8"),
     ("gpt-oss-120b, MXFP4, plain", "h200_gpt_oss_120b"),
+    ("DeepSeek-V3, 6 of 61 layers, FP8 blocks, plain", "h200_v3_cut_fp8"),
+    ("DeepSeek-V4, 4 layers, FP8 blocks, plain", "h200_v4_cut_fp8"),
     ("Llama-3.1-8B, bfloat16, plain", "h200_dense_bf16"),
     ("Llama-3.1-8B, FP8 blocks, plain", "h200_dense_fp8"),
 )
