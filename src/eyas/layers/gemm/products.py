@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from eyas.kernels import has_warpgroups, usable
-from eyas.kernels.ahead import collecting, is_collecting
+from eyas.kernels.ahead import CompileProcesses, collecting, is_collecting
 from eyas.kernels.packed import Layout
 from eyas.kernels.tiles import grouped_tiles_for
 from eyas.layers.gemm.search import Search, search_on
@@ -86,6 +86,15 @@ class Products:
             log.debug("%s: %s", product, plan)
         return plan
 
+    def _compile(self, product: Product, search: Search, processes: CompileProcesses) -> None:
+        """Compile all variants that may be measured."""
+        try:
+            with collecting(processes.add):
+                self._collect(product, search)
+        except Exception:  # of memory, or of a tile that the compiler refuses
+            log.debug("%s: variants are compiled when they are measured", product, exc_info=True)
+        processes.wait()
+
     def _collect(self, product: Product, search: Search) -> GemmPlan:
         """Run all variants that may be measured, and return the default ones."""
         buckets = buckets_up_to(self.max_rows)
@@ -113,9 +122,7 @@ class Products:
             buckets = buckets_up_to(self.max_rows)
             return tuple(candidates(product, rows, library=False)[0] for rows in buckets)
         if search.processes is not None and not search.knows(product):
-            with collecting(search.processes.add):
-                self._collect(product, search)
-            search.processes.wait()
+            self._compile(product, search, search.processes)
         is_packed = product.layout is not None
         library = not is_packed and (not self.exact or self._library_agrees(product))
         warpgroups = not is_packed and self._warpgroups_agree(product.dtype)

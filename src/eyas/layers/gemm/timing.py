@@ -69,6 +69,8 @@ class DeviceClock:
         with torch.inference_mode(), torch.cuda.device(self._device):
             scene = _Scene(product, self._device, torch.cuda.current_stream())
             scene.run_each(variants, scene.chain(1))
+            del scene
+            torch.cuda.empty_cache()
 
 
 class _Scene:
