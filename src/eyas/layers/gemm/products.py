@@ -80,7 +80,9 @@ class Products:
         if plan is None and is_collecting():
             plan = self._collected.get(product)
             if plan is None:
-                plan = self._collected[product] = self._collect(product, search_on(self.device))
+                plan = self._collected[product] = self._collect(
+                    product, self.search or search_on(self.device)
+                )
         elif plan is None:
             plan = self._plans[product] = plan_of(self._variants(product))
             log.debug("%s: %s", product, plan)
