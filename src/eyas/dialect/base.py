@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from eyas.core import Mark
 from eyas.grammar import Node, OutputSpec
@@ -67,8 +67,7 @@ class Wanted:
     max_reasoning_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """A piece of the output. kind "tool_call": the beginning of call number `index` of the function
     `name`; kind "arguments": a piece of that call's JSON."""
 

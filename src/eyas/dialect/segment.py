@@ -321,9 +321,12 @@ def _first_spelled(text: str, spelled: Sequence[Marker]) -> tuple[int, Marker | 
 
 def _length_of_beginning(text: str, spelled: Sequence[Marker]) -> int:
     """Return how many of the last characters may be the beginning of one of these markers."""
-    longest = max((len(marker.text) - 1 for marker in spelled), default=0)
-    for length in range(min(longest, len(text)), 0, -1):
-        tail = text[-length:]
-        if any(marker.text.startswith(tail) for marker in spelled):
-            return length
-    return 0
+    longest = 0
+    for marker in spelled:
+        tail = text[-len(marker.text) :][1:] if len(text) >= len(marker.text) else text
+        place = tail.find(marker.text[0])
+        while place >= 0 and not marker.text.startswith(tail[place:]):
+            place = tail.find(marker.text[0], place + 1)
+        if place >= 0:
+            longest = max(longest, len(tail) - place)
+    return longest

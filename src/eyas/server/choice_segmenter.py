@@ -8,7 +8,6 @@ model writes reasoning and tool calls, JSON, HTTP.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from eyas.core import Mark
@@ -63,10 +62,11 @@ class ChoiceSegmenter:
         """
         if not events:
             return []
-        if any(event.kind == "reasoning" for event in events):
+        kinds = [event.kind for event in events]
+        if "reasoning" in kinds:
             self.num_reasoning_tokens += len(self._lengths)
-        self.num_calls += sum(event.kind == "tool_call" for event in events)
-        num_chars = sum(len(event.text) for event in events)
+        self.num_calls += kinds.count("tool_call")
+        num_chars = sum([len(event.text) for event in events])
         num_tokens = 0
         while num_chars > 0 and num_tokens < len(self._lengths):
             num_tokens += 1
@@ -86,7 +86,7 @@ def merge_adjacent(events: Sequence[CountedEvent]) -> list[CountedEvent]:
         if last is not None and _can_merge(last.event, counted.event):
             event = last.event
             if event is not None and counted.event is not None:
-                event = replace(event, text=event.text + counted.event.text)
+                event = event._replace(text=event.text + counted.event.text)
             result[-1] = CountedEvent(event, last.num_tokens + counted.num_tokens)
         else:
             result.append(counted)

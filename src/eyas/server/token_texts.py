@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,13 +16,12 @@ from eyas.core import Delta, Mark
 from eyas.text import Detokenizer, Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class TokenText:
+class TokenText(NamedTuple):
     """One token, the text that became final with it, and its mark if it is a control token."""
 
     token_id: int
     text: str
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[Mark]
 
 
 class TokenTexts:
