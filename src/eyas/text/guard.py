@@ -18,7 +18,8 @@ from typing import Any
 from eyas.core import RequestError
 from eyas.text.trie import any_of
 
-MAX_DEPTH = 64
+MAX_DEPTH = 100
+"""Enough for the 96 levels that a schema may have (`eyas.schemas`), three levels inside of tools."""
 _NUM_NONCE_DIGITS = 18
 
 STRUCTURAL_KEYS = frozenset(
