@@ -1,8 +1,8 @@
 """Output types of the offline API: the grammar of an answer, and how to parse its text.
 
 Promises: a type is turned into a grammar before any work is done. A complete answer of that grammar can
-be parsed, unless the type requires more than its JSON schema expresses (a Decimal, a datetime, a
-validator).
+be parsed, unless the type requires more than its JSON schema expresses (a validator, the number of a
+Decimal's digits, the scheme of a URL, keys of a dict that are numbers).
 Does not know: engines, prompts.
 """
 
@@ -14,6 +14,8 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, time
+from decimal import Decimal
 from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 from typing import Literal as OneOf
 
@@ -82,7 +84,7 @@ def typed(output: Any) -> Typed:
     if get_origin(output) is OneOf and all(isinstance(value, str) for value in get_args(output)):
         options = tuple(grammar.Literal(value) for value in get_args(output))
         return Typed(grammar.Choice(options), str)
-    if not _is_pydantic(output):
+    if not _is_for_pydantic(output):
         try:
             schema = msgspec.json.schema(output)
         except (TypeError, RuntimeError):
@@ -105,9 +107,11 @@ def _parse_partial(text: str) -> Any:
         return None  # an incomplete word or number, or no text
 
 
-def _is_pydantic(output: Any, seen: frozenset[Any] = frozenset()) -> bool:
-    """Whether pydantic checks a part of the type: one of its classes or dataclasses, or a Field in an
-    annotation. msgspec would not enforce what that part requires."""
+def _is_for_pydantic(output: Any, seen: frozenset[Any] = frozenset()) -> bool:
+    """Whether msgspec would not enforce what a part of the type requires, but pydantic does: one of its
+    classes or dataclasses, a Field in an annotation, a date with a time, a time, a Decimal."""
+    if any(output is kind for kind in (datetime, time, Decimal)):
+        return True
     if type(output).__module__.partition(".")[0] in ("pydantic", "annotated_types"):
         return True
     if hasattr(output, "__pydantic_validator__"):
@@ -118,18 +122,24 @@ def _is_pydantic(output: Any, seen: frozenset[Any] = frozenset()) -> bool:
         if dataclasses.is_dataclass(output) or is_typeddict(output):
             with contextlib.suppress(NameError):  # an annotation in quotes that cannot be resolved
                 parts += get_type_hints(output, include_extras=True).values()
-    return any(_is_pydantic(part, seen) for part in parts)
+    return any(_is_for_pydantic(part, seen) for part in parts)
 
 
 def _typed_by_pydantic(output: Any) -> Typed:
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class WithNumbers(GenerateJsonSchema):
+        def decimal_schema(self, schema: Any) -> dict[str, Any]:
+            """Return the first of pydantic's forms, a number. The other one is any text."""
+            return super().decimal_schema(schema)["anyOf"][0]
 
     try:
         if not isinstance(output, type) and get_origin(output) is None:
             raise TypeError("it is no type")
         adapter: TypeAdapter[Any] = TypeAdapter(output)  # pyrefly: ignore
-        schema = adapter.json_schema()
+        schema = adapter.json_schema(schema_generator=WithNumbers)
     except (TypeError, NameError, PydanticUserError) as error:
         reason = str(error).partition("\n")[0]
         raise RequestError(

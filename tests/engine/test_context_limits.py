@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,12 @@ def _continued(model: PreTrainedModel, token_ids: list[int], count: int) -> list
     for _ in range(count):
         found.append(int(expected_logits(model, token_ids + found)[-1].argmax()))
     return found
+
+
+def test_too_few_slots_are_refused_with_the_number_that_is_enough() -> None:
+    with pytest.raises(ValueError, match=r"give at least \d+ \(--num-slots\)") as refused:
+        LLM(drafter="head", draft_nodes=16, num_slots=20)
+    enough = re.search(r"at least (\d+)", str(refused.value))
+    assert enough is not None
+    with LLM(drafter="head", draft_nodes=16, num_slots=int(enough[1])) as llm:
+        assert llm.info.max_model_len == 2

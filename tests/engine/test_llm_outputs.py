@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime
 import enum
 import json
 import re
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -192,6 +195,21 @@ def test_what_a_dataclass_asks_of_pydantic_is_kept(llm: LLM) -> None:
 
     age = llm.chat(QUESTION, GREEDY, output=Age, enable_thinking=False)
     assert 500 <= age.years <= 503
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_times_and_decimals_come_back(llm: LLM, seed: int) -> None:
+    @dataclasses.dataclass
+    class Sale:
+        when: datetime.datetime
+        price: Decimal
+        closes: datetime.time | None = None
+
+    hot = SamplingParams(temperature=1.5, seed=seed, max_tokens=300)
+    few = Annotated[list[Sale], pydantic.Field(min_length=1, max_length=1)]
+    for output in (Sale, few, Decimal, tuple[datetime.time, Decimal]):
+        with contextlib.suppress(OutputIncomplete):  # ValidationError if a text is of no such value
+            assert llm.chat(QUESTION, hot, output=output, enable_thinking=False) is not None
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -35,6 +35,13 @@ def test_a_keyword_that_would_be_ignored_is_named(schema: dict[str, Any], place:
     assert caught.value.message.startswith(place)
 
 
+def test_a_rewritten_keyword_is_told() -> None:
+    named = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+    schema = {"type": "object", "properties": named, "dependentRequired": {"a": ["b"]}}
+    with pytest.raises(GrammarError, match="dependentRequired"):
+        check_ignored(prepare(schema, param="schema"))
+
+
 def test_properties_may_be_called_like_keywords() -> None:
     inner = {"type": "object", "properties": {"a": {"type": "integer"}}}
     schema = {"type": "object", "properties": {"enum": inner, "const": inner}}

@@ -54,6 +54,21 @@ def test_the_client_parses_what_it_asked_for(live_api: openai.OpenAI, settings: 
         assert final.choices[0].message.content == answer.message.content
 
 
+def test_tools_may_be_as_deep_as_schemas(live_url: str):
+    def nested(levels: int) -> dict[str, Any]:
+        parameters: dict[str, Any] = {"type": "integer"}
+        for _ in range(levels):
+            parameters = {"type": "object", "properties": {"a": parameters}, "required": ["a"]}
+        return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+    fields = {"tool_choice": "required", "max_tokens": 1}
+    chat(live_url, tools=[nested(47)], **fields)  # 95 levels of JSON
+    body = {"messages": USER, "tools": [nested(48)], **fields}
+    error = httpx.post(f"{live_url}/v1/chat/completions", json=body).json()["error"]
+    assert error["code"] == "grammar_too_complex"
+    assert error["param"] == "tools[0].function.parameters"
+
+
 LANGUAGES: list[tuple[dict[str, Any], str]] = [
     ({"regex": "(Paris|Amsterdam)"}, "Paris|Amsterdam"),
     ({"guided_choice": ["yes", "no, never"]}, "yes|no, never"),

@@ -242,5 +242,29 @@ def test_content_nested_too_deep_is_refused(tokenizers):
     for _ in range(5000):
         deep = [deep]
     chat = ChatTemplate(tokenizers["chatml"], small.CHATML_TEMPLATE)
-    with pytest.raises(RequestError, match="deep"):
+    with pytest.raises(RequestError, match=r"^messages: .* deep") as refused:
         chat.render_ids([{"role": "user", "content": "x", "extra": deep}])
+    assert refused.value.param == "messages"
+    with pytest.raises(RequestError, match=r"^tools: .* deep") as refused:
+        chat.render_ids([{"role": "user", "content": "x"}], [{"type": "function", "extra": deep}])
+    assert refused.value.param == "tools"
+
+
+def test_options_keep_names_and_values_that_are_parts_of_control_tokens():
+    tokens = [*small.CHATML_TOKENS, "<think>", "<|vision_start|>", "end"]
+    tokenizer = Tokenizer(small.byte_level(tokens))
+    source = (
+        "{% if think %}thinks{% endif %} {{ 'yes' if vision == 'on' else 'no' }} "
+        '{{ {"start": 1}[vision] }} {{ "<" ~ shown ~ ">" }} {{ "end" == shown }}'
+    )
+    chat = ChatTemplate(tokenizer, source)
+
+    def rendered(**options: object) -> str:
+        return tokenizer.decode(chat.render_ids([], **options), skip_special=False)
+
+    assert rendered(think=True, vision="on") == "thinks yes  <> False"
+    assert rendered(vision="start") == " no 1 <> False"
+    assert rendered(vision="vision_start") == " no  <> False"
+    for shown in ("think", "end", "|vision_start|"):  # no words of the template, or whole tokens
+        pieces = chat.render([], shown=shown)
+        assert pieces == [f" no  <{shown}> False"]

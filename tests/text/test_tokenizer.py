@@ -194,11 +194,22 @@ def test_a_models_own_names_of_tokens_are_what_its_template_may_write(tmp_path: 
     assert taken.decode(chat.render_ids(messages, add_generation_prompt=False)) == "False"
 
 
-def test_sampling_defaults_keep_only_what_can_be_used(tmp_path: Path):
+def test_sampling_defaults_keep_only_what_can_be_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     assert sampling_defaults(tmp_path) == {}
     given_values = {"temperature": 0.6, "top_p": 7, "top_k": 20, "repetition_penalty": "1"}
     (tmp_path / "generation_config.json").write_text(json.dumps(given_values))
-    assert sampling_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
+    with caplog.at_level("WARNING", logger="eyas"):
+        assert sampling_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
+    assert "top_p 7, repetition_penalty '1': not a valid value and left out" in caplog.text
+
+
+def test_a_top_k_of_minus_1_is_off(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "generation_config.json").write_text('{"top_k": -1}')
+    with caplog.at_level("WARNING", logger="eyas"):
+        assert sampling_defaults(tmp_path) == {"top_k": 0}
+    assert not caplog.text
 
 
 def test_who_does_not_sample_has_temperature_0(tmp_path: Path):

@@ -241,10 +241,12 @@ def size_cache(
         reason += f"; on each of {config.parallel.num_ranks} ranks"
     longest = min(max_length, num_slots - 2 * width)
     if longest < 2:
+        remedy = "more memory (--memory-fraction), a smaller --max-num-seqs"
+        if config.cache.num_slots is not None:
+            remedy = f"at least {2 * width + 2} (--num-slots)"
         raise ValueError(
-            f"cache.num_slots: {max(0, num_slots)} slots hold no useful sequence; give more memory "
-            "(--memory-fraction), a smaller --max-num-seqs, or smaller drafts (--draft-nodes, "
-            "--draft-steps, --draft-topk)"
+            f"cache.num_slots: {max(0, num_slots)} slots hold no useful sequence; give {remedy}, or "
+            "smaller drafts (--draft-nodes, --draft-steps, --draft-topk)"
         )
     if longest < max_length:
         log.warning("the cache has %d slots: the context is limited to %d", num_slots, longest)

@@ -27,6 +27,9 @@ _OF_TYPE = {
     "object": ("properties", "additionalProperties", "required"),
 }
 
+_REWRITTEN = " (if, not, oneOf, contains, dependentRequired and others become allOf and anyOf)"
+"""The checked schema is a rewritten one, so its author may not know the keywords of the message."""
+
 
 def check_ignored(schema_text: str) -> None:
     """Raise GrammarError (unsupported), with the path, for the first keyword that xgrammar would
@@ -59,7 +62,8 @@ def _check(schema: Object, path: str) -> None:
     if lead != "type":
         for keyword in keywords:
             if keyword != lead:
-                raise _ignored(under(path, keyword), f"{keyword} beside {lead}")
+                reason = _REWRITTEN if lead in ("allOf", "anyOf") else ""
+                raise _ignored(under(path, keyword), f"{keyword} beside {lead}{reason}")
         if lead == "allOf" and len(schema["allOf"]) > 1:
             raise _ignored(under(path, "allOf"), "allOf of several schemas")
         return

@@ -1,7 +1,7 @@
 """The sampling defaults in a model's generation_config.json.
 
 Promises: returns only fields that `SamplingParams` has, with values that it accepts; leaves out a
-field that is absent or out of range. Does not know: what a client asked for.
+field that is absent or, with a warning, out of range. Does not know: what a client asked for.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def sampling_defaults(directory: str | Path) -> dict[str, float | int]:
     """Return temperature, top_p, top_k, min_p and repetition_penalty, as far as the model's file has
     them.
 
-    temperature is 0 where the file has `do_sample: false`. Logs a warning that names unsupported
-    fields whose values have an effect.
+    temperature is 0 where the file has `do_sample: false`. Logs a warning that names values out of
+    range, and unsupported fields whose values have an effect.
     """
     path = Path(directory) / "generation_config.json"
     config = read_json_object_if_there(path)
@@ -54,15 +54,23 @@ def sampling_defaults(directory: str | Path) -> dict[str, float | int]:
         log.warning("%s: %s: not supported and left out", path, ", ".join(unsupported))
     if config.get("do_sample") is False:
         config = {**config, "temperature": 0.0}
-    defaults: dict[str, float | int] = {}
-    for name, kind in _FIELDS.items():
-        value = config.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != kind(value):
-            continue
-        field: dict[str, Any] = {name: kind(value)}
-        try:
-            SamplingParams(**field)
-        except RequestError:
-            continue
-        defaults.update(field)
+    if config.get("top_k") == -1:  # off, as 0 is
+        config = {**config, "top_k": 0}
+    given = {name: config[name] for name in _FIELDS if config.get(name) is not None}
+    defaults = {name: _FIELDS[name](x) for name, x in given.items() if _is_valid(name, x)}
+    invalid = [f"{name} {x!r}" for name, x in given.items() if name not in defaults]
+    if invalid:
+        log.warning("%s: %s: not a valid value and left out", path, ", ".join(invalid)[:500])
     return defaults
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    kind = _FIELDS[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != kind(value):
+        return False
+    field: dict[str, Any] = {name: kind(value)}
+    try:
+        SamplingParams(**field)
+    except RequestError:
+        return False
+    return True

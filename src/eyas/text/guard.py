@@ -18,7 +18,8 @@ from typing import Any
 from eyas.core import RequestError
 from eyas.text.trie import any_of
 
-MAX_DEPTH = 64
+MAX_DEPTH = 100
+"""Enough for the 96 levels that a schema may have (`eyas.schemas`), three levels inside of tools."""
 _NUM_NONCE_DIGITS = 18
 
 STRUCTURAL_KEYS = frozenset(
@@ -44,24 +45,32 @@ STRUCTURAL_VALUES = {
 
 
 def map_strings(
-    value: Any, change: Callable[[str], str], *, key: str | None = None, depth: int = 0
+    value: Any,
+    change: Callable[[str], str],
+    param: str,
+    *,
+    key: str | None = None,
+    depth: int = 0,
 ) -> Any:
     """Return a copy of plain JSON data with `change` applied to every string, keys included, except for
-    STRUCTURAL_KEYS and STRUCTURAL_VALUES. RequestError if it is nested too deep."""
+    STRUCTURAL_KEYS and STRUCTURAL_VALUES. RequestError if it is nested too deep; param: its field."""
     if depth > MAX_DEPTH:
-        raise RequestError(f"messages: are nested more than {MAX_DEPTH} deep", param="messages")
+        raise RequestError(
+            f"{param}: the values in it are nested more than {MAX_DEPTH} deep; flatten them",
+            param=param,
+        )
     if isinstance(value, str):
         return value if value in STRUCTURAL_VALUES.get(key or "", ()) else change(value)
     if isinstance(value, dict):
         return {
             (name if name in STRUCTURAL_KEYS else change(name)): map_strings(
-                item, change, key=name, depth=depth + 1
+                item, change, param, key=name, depth=depth + 1
             )
             for name, item in value.items()
         }
     if isinstance(value, (list, tuple)):
         # Pass the key on: the entries of "type": ["string", "null"] are types as well.
-        return [map_strings(item, change, key=key, depth=depth + 1) for item in value]
+        return [map_strings(item, change, param, key=key, depth=depth + 1) for item in value]
     return value
 
 
@@ -93,6 +102,10 @@ class ControlTokenPatterns:
         )
         self.first_of_tail = frozenset(tail[0] for tail in self.tails)
         self.last_of_head = frozenset(head[-1] for head in self.heads)
+
+    def contains_token(self, text: str) -> bool:
+        """Whether a control token occurs in `text`."""
+        return self.inside.search(text) is not None or not self.single.isdisjoint(text)
 
     def is_within_a_token(self, text: str) -> bool:
         """Whether adjacent text of the template could complete `text` to a control token."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ _NO_TEMPLATE = (
     "messages: this model has no chat template; use /v1/completions (LLM.generate), or put a "
     "chat_template.jinja into its directory"
 )
+_WORD = re.compile(r"[\w-]+")
 _NAMED_TEMPLATES_FOLDER = "additional_chat_templates"
 _MAX_NAMED_TEMPLATES = 64
 
@@ -124,9 +125,9 @@ class ChatTemplate:
         opens = add_generation_prompt is None or add_generation_prompt
         fixed = {**self._tokenizer.special_texts, "add_generation_prompt": opens}
         guard = ContentGuard(self._patterns, _all_strings(given))
-        text = self._render(map_strings(given, guard.break_up), fixed, end)
+        text = self._render(self._guarded(given, guard.break_up), fixed, end)
         pieces = list(self._splitter.split(text))
-        audited = map_strings(given, guard.audit_view)
+        audited = self._guarded(given, guard.audit_view)
         if guard.num_changes:
             # The content contains characters that could be part of a control token. Render again with
             # these characters hidden; if the control tokens differ, use this second rendering.
@@ -144,6 +145,21 @@ class ChatTemplate:
             else:
                 ids += self._tokenizer.encode_text(piece, continues=bool(ids))
         return ids
+
+    def _guarded(self, given: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+        """Return the template's variables with `change` applied to the strings in them, except for
+        options that have one of the template's own words, which it compares with them."""
+        return {
+            name: value if self._is_own_word(value) else map_strings(value, change, name)
+            for name, value in given.items()
+        }
+
+    def _is_own_word(self, value: Any) -> bool:
+        if not isinstance(value, str) or self._patterns.contains_token(value):
+            return False
+        return bool(_WORD.fullmatch(value)) and any(
+            f"{quote}{value}{quote}" in self.source for quote in "'\""
+        )
 
     def _render(self, given: dict[str, Any], fixed: dict[str, Any], end: str) -> str:
         text = self._template_for(given["tools"]).render({"documents": None, **fixed, **given})
@@ -269,12 +285,13 @@ def _control_ids(pieces: list[str | ControlToken]) -> list[int]:
     return [piece.id for piece in pieces if isinstance(piece, ControlToken)]
 
 
-def _all_strings(value: Any) -> list[str]:
+def _all_strings(variables: Mapping[str, Any]) -> list[str]:
     strings: list[str] = []
 
     def collect(text: str) -> str:
         strings.append(text)
         return text
 
-    map_strings(value, collect)
+    for name, value in variables.items():
+        map_strings(value, collect, name)
     return strings
