@@ -19,6 +19,8 @@ pytest.importorskip("triton")
 
 SCRIPT = """
 import json
+import subprocess
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -83,27 +85,57 @@ def listed():
 """
 
 STEPS = """
+from dataclasses import astuple
 ahead.IDLE_SECONDS = 0.05
 specs = listed()
 processes = CompileProcesses(1)
 for spec in specs[1:]:
     processes.add(spec)
-told = {"names": [spec.name for spec in specs], "num_compiled": processes.wait()}
+told = {"names": [spec.name for spec in specs], "first": astuple(processes.wait())}
 told["left"] = [spec == specs[0] for spec in listed()]
 while processes._children:
     time.sleep(0.01)  # it has nothing to do, and is ended
-for spec in (replace(specs[0], module="os", name="system"), replace(specs[0], data="{}"), specs[0]):
-    processes.add(spec)
-told |= {"num_of_bad": processes.wait(), "left_later": len(listed()), "launched_before": len(launched)}
 ahead.IDLE_SECONDS = 60
-processes.start()
-processes._kill()
-processes.add(specs[0])  # to a process that has ended
-told["num_of_killed"] = processes.wait()
-run()
+start, commands = ahead._start, ["true", None]
+
+
+def start_another():
+    command = commands.pop(0) if commands else None
+    return start() if command is None else subprocess.Popen(
+        [command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+ahead._start = start_another
+for spec in (specs[0], replace(specs[0], module="os", name="system"), replace(specs[0], data="{}")):
+    processes.add(spec)
+processes.add(replace(specs[1], module="eyas.kernels.none"))
+processes.add(specs[0])
+told["bad"] = astuple(processes.wait())
+told |= {"left_later": len(listed()), "launched_before": len(launched)}
+
+
+def start_none():
+    raise OSError("no more processes")
+
+
+ahead._start = start_none
+hopeless = CompileProcesses(1)
+hopeless.add(specs[0])
+told["hopeless"] = astuple(hopeless.wait())
+processes._num = 2
+waiting = threading.Thread(target=run)
+with collecting(lambda spec: None):
+    waiting.start()
+    waiting.join(0.2)
+    told["waits"] = waiting.is_alive() and not launched
+waiting.join()
 run()
 mark = CompiledMark("a")
 told["marks"] = [mark.is_set, mark.set(), CompiledMark("a").is_set, CompiledMark("b").is_set]
+knobs.cache.dir = "/dev/null/none"
+nowhere = CompiledMark("a")
+told["unwritable"] = [nowhere.is_set, nowhere.set(), nowhere.is_set]
 print(json.dumps(told | {"was_cached": was_cached, "launched": launched}))
 """
 
@@ -128,40 +160,53 @@ KERNELS = ["product_kernel", "product_kernel", "add_norm_kernel"]
 
 def test_children_compile_what_is_launched_later(told: dict[str, Any]) -> None:
     assert told["names"] == KERNELS, "each is listed once"
-    assert told["num_compiled"] == 2 and told["left"] == [True]
+    assert told["first"] == [2, 0] and told["left"] == [True]
     assert told["launched_before"] == 0, "nothing is launched while kernels are listed"
     assert told["was_cached"] == [True] * 3 and told["launched"] == KERNELS * 2
 
 
-def test_what_a_child_cannot_compile_hurts_no_other_kernel(told: dict[str, Any]) -> None:
-    assert told["num_of_bad"] == 1 and told["left_later"] == 0
-    assert told["num_of_killed"] == 0
+def test_a_child_that_ends_and_bad_kernels_hurt_no_other(told: dict[str, Any]) -> None:
+    assert told["bad"] == [1, 4], "one was given to a process that ends at once"
+    assert told["left_later"] == 0
+
+
+def test_a_start_goes_on_where_no_process_can_be_started(told: dict[str, Any]) -> None:
+    assert told["hopeless"] == [0, 1]
+
+
+def test_launches_of_other_threads_wait(told: dict[str, Any]) -> None:
+    assert told["waits"]
 
 
 def test_a_mark_tells_what_was_compiled(told: dict[str, Any]) -> None:
     assert told["marks"] == [False, None, True, False]
+    assert told["unwritable"] == [False, None, False]
 
 
 KEYS = """
 import sys
+from importlib import import_module
 from eyas.kernels.ahead import settle_cache_keys
-for name in sys.argv[1:]:
-    __import__(f"eyas.kernels.{name}")
+
 settle_cache_keys()
-from eyas.kernels.attention import attend_splits_kernel
-print(attend_splits_kernel.cache_key)
+keys = {}
+for name in sys.argv[1:]:
+    module, kernel = name.split(":")
+    keys[name] = getattr(import_module(f"eyas.kernels.{module}"), kernel).cache_key
+print(sorted(keys.items()))
 """
 
 
-def test_keys_do_not_depend_on_the_order_of_imports() -> None:
+def test_keys_do_not_depend_on_the_order_in_which_they_are_read() -> None:
+    names = ["attention:attend_splits_kernel", "attention_prefill:prompts_kernel"]
     keys = {
         subprocess.run(
-            [sys.executable, "-c", KEYS, *first],
+            [sys.executable, "-c", KEYS, *order],
             check=True,
             capture_output=True,
             text=True,
             env=without_interpreter(),
         ).stdout
-        for first in ((), ("attention_prefill", "gemm"))
+        for order in (names, names[::-1])
     }
     assert len(keys) == 1

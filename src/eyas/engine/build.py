@@ -43,6 +43,7 @@ from eyas.engine.start_choices import (
 )
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
+from eyas.kernels.ahead import CompileCounts
 from eyas.layers.gemm.search import search_on
 from eyas.models import Progress
 from eyas.models.sharding import of_rank
@@ -100,10 +101,10 @@ def assemble(
     sizes = size_engine(config, device, parts, _tree_width(drafting, own_drafter))
     watch = Stopwatch()
     runner = _open_runner(parts, sizes, device)
-    num_compiled = 0
+    compiled = CompileCounts()
     if captures and usable(device) and parts.ranks is None:
         width = _tree_width(drafting, own_drafter)
-        num_compiled = compile_steps(parts, sizes, runner, width)
+        compiled = compile_steps(parts, sizes, runner, width)
     compile_seconds = watch.lap()
     if drafting is None:
         assert own_drafter is not None
@@ -128,7 +129,7 @@ def assemble(
     if usable(device):
         graphs = graphs_choice(sizes.config, captured, watch.lap())
         on_device = (
-            compiled_choice(num_compiled, compile_seconds),
+            compiled_choice(compiled, compile_seconds),
             search_choice(search_on(device).report()),
             graphs,
         )

@@ -32,6 +32,7 @@ from eyas.engine.start_choices import (
 )
 from eyas.kernels import usable
 from eyas.layers.gemm.products import Products
+from eyas.layers.gemm.search import search_on
 from eyas.layers.gemm.variants import is_supported, pad_for_device
 from eyas.layers.row_order import RowOrder, RowOrderReport
 from eyas.layers.row_probe import find_row_order
@@ -88,7 +89,11 @@ def open_hardware(config: EngineConfig, local_rank: int = 0) -> Device:
     parallel = config.parallel
     if parallel.num_ranks == 1:
         return open_device(config.device)
-    return open_device(config.device, parallel.ranks_of_node, parallel.first_device + local_rank)
+    number = parallel.first_device + local_rank
+    hardware = open_device(config.device, parallel.ranks_of_node, number)
+    if usable(hardware.device) and (processes := search_on(hardware.device).processes) is not None:
+        processes.num_sharing = parallel.ranks_of_node
+    return hardware
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from eyas.engine.load import Parts
 from eyas.engine.memory import EngineSizes
 from eyas.engine.verifier import verify
 from eyas.kernels import usable
-from eyas.kernels.ahead import CompiledMark, collecting
+from eyas.kernels.ahead import CompileCounts, CompiledMark, collecting
 from eyas.layers.gemm.search import search_on
 from eyas.runner.graphs import length_of
 from eyas.runner.runner import ModelRunner
@@ -41,38 +41,44 @@ def start_compilers(device: torch.device) -> None:
         search.processes.start()
 
 
-def compile_steps(parts: Parts, sizes: EngineSizes, runner: ModelRunner, width: int) -> int:
-    """Compile the kernels of common steps that are in no cache. Returns how many were compiled; none of
-    compressed attention, whose steps were not tried without launches.
+def compile_steps(
+    parts: Parts, sizes: EngineSizes, runner: ModelRunner, width: int
+) -> CompileCounts:
+    """Compile the kernels of common steps that are in no cache; none of compressed attention, whose
+    steps were not tried without launches.
 
     runner: whose cache holds nothing yet. width: most nodes of a tree.
     """
     device, config = runner.model.device, sizes.config
-    name = torch.cuda.get_device_name(device)
-    what = (name, torch.__version__, parts.dtype, parts.spec, parts.drafting, sizes.kv_dtype)
-    done = CompiledMark(repr((*what, sizes.max_length, config.scheduler, config.draft)))
     processes = search_on(device).processes
-    if done.is_set or processes is None or parts.spec.compressed:
-        return 0
+    gpu = torch.cuda.get_device_name(device)
+    what = (gpu, torch.__version__, parts.dtype, parts.spec, parts.drafting, sizes.kv_dtype)
+    done = CompiledMark(repr((*what, sizes.max_length, config.scheduler, config.draft)))
+    if processes is None or parts.spec.compressed or done.is_set:
+        return CompileCounts()
     with collecting(processes.add):
-        for name, run in (
-            ("the self-check", lambda: _run_probe(parts, sizes, runner, width)),
-            ("common steps", lambda: _run_steps(parts, sizes, runner)),
-        ):
-            _try(name, run)
-    num_compiled = processes.wait()
-    done.set()
-    return num_compiled
+        are_listed = [
+            _try("the self-check", lambda: _run_probe(parts, sizes, runner, width)),
+            _try("common steps", lambda: _run_steps(parts, sizes, runner)),
+        ]
+    counts = processes.wait()
+    if all(are_listed) and not counts.num_failed:
+        done.set()
+    return counts
 
 
-def _try(name: str, run: Callable[[], None]) -> None:
+def _try(name: str, run: Callable[[], None]) -> bool:
     try:
         run()
     except Exception:
         log.debug("the kernels of %s are compiled when they are launched", name, exc_info=True)
+        return False
+    return True
 
 
 def _run_probe(parts: Parts, sizes: EngineSizes, runner: ModelRunner, width: int) -> None:
+    if not parts.order.exact:
+        return  # there is none
     windows = runner.backend.kv.windows
     if windows is not None:
         windows.assign_first()

@@ -14,6 +14,7 @@ import torch
 from eyas.config import DEFAULTS, EngineConfig, EngineInfo, StartChoice
 from eyas.engine.drafting import Drafting
 from eyas.kernels import usable
+from eyas.kernels.ahead import CompileCounts
 from eyas.layers.row_order import RowOrderReport
 from eyas.models import ModelSpec
 from eyas.native.products import compiled
@@ -150,12 +151,14 @@ def limit_choices(config: EngineConfig, hardware: Device, info: EngineInfo) -> l
     ]
 
 
-def compiled_choice(num_compiled: int, seconds: float) -> StartChoice:
+def compiled_choice(counts: CompileCounts, seconds: float) -> StartChoice:
     """The kernels that were compiled before their first launch."""
     reason = "before their first launch, for this and later starts"
-    if not num_compiled:
-        reason = "all others are in Triton's cache, or are compiled at their first launch"
-    return StartChoice("compiled", f"{num_compiled} kernels", reason, seconds)
+    if counts.num_failed:
+        reason += f"; {counts.num_failed} others could not be, and are at their launch"
+    elif not counts.num_compiled:
+        reason = "an earlier start has compiled them, or they are compiled at their first launch"
+    return StartChoice("compiled", f"{counts.num_compiled} kernels", reason, seconds)
 
 
 def search_choice(searched: tuple[int, int, float]) -> StartChoice:

@@ -21,6 +21,8 @@ import logging
 import os
 import subprocess
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -28,7 +30,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from queue import Empty, Queue
 from typing import Any
 
 import psutil
@@ -40,6 +41,7 @@ from eyas.children import python_command
 log = logging.getLogger(__name__)
 
 MOST_PROCESSES = 12
+CGROUP = Path("/sys/fs/cgroup")
 BYTES_PER_PROCESS = 1 << 30
 """What a process may take, with torch and the compiler."""
 IDLE_SECONDS = 60.0
@@ -51,6 +53,7 @@ DONE = "done"
 NOTED = object()
 """Stands for a kernel that is not launched, so that it is noted once."""
 
+_lock = threading.Lock()
 _is_collecting: ContextVar[bool] = ContextVar("is_collecting", default=False)
 
 
@@ -97,7 +100,7 @@ def settle_cache_keys() -> None:
 @contextmanager
 def collecting(add: Callable[[KernelSpec], object]) -> Iterator[None]:
     """Launch no kernel in this thread, and call `add` with each that is neither loaded nor in Triton's
-    cache.
+    cache. Other threads that launch a kernel, or collect too, wait meanwhile.
 
     `settle_cache_keys` was called. New tensors are filled with zeros, so that numbers which a kernel
     would have written are valid indices of whatever reads them.
@@ -106,15 +109,16 @@ def collecting(add: Callable[[KernelSpec], object]) -> Iterator[None]:
     from triton.runtime import JITFunction
 
     noted: list[tuple[dict[Any, Any], Any]] = []
+    _lock.acquire()
     launch, hook, thread = JITFunction.run, knobs.runtime.jit_cache_hook, threading.get_ident()
 
     def run(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        is_here = threading.get_ident() == thread
-        return launch(function, *args, grid=grid, warmup=warmup or is_here, **options)
+        if threading.get_ident() == thread:
+            return launch(function, *args, grid=grid, warmup=True, **options)
+        with _lock:  # until the kernels are collected
+            return launch(function, *args, grid=grid, warmup=warmup, **options)
 
     def note(*, key: Any, fn: Any, **said: Any) -> bool:
-        if threading.get_ident() != thread:
-            return False
         wanted = said["compile"]
         kernels, _, target, backend, _ = fn.jit_function.device_caches[wanted["device"]]
         if not _is_compiled(fn.jit_function, backend, wanted):
@@ -130,77 +134,117 @@ def collecting(add: Callable[[KernelSpec], object]) -> Iterator[None]:
         with _Zeros():
             yield
     finally:
-        JITFunction.run, knobs.runtime.jit_cache_hook = launch, hook
-        _is_collecting.reset(token)
         for kernels, key in noted:
             del kernels[key]
+        JITFunction.run, knobs.runtime.jit_cache_hook = launch, hook
+        _is_collecting.reset(token)
+        _lock.release()
+
+
+@dataclass(slots=True)
+class CompileCounts:
+    """How many kernels were compiled, and how many could not be."""
+
+    num_compiled: int = 0
+    num_failed: int = 0
 
 
 class CompileProcesses:
     """Child processes that compile kernels: started when there are kernels, and ended when there have
     been none for `IDLE_SECONDS`.
 
-    num: how many, at most; None is by this machine's cores and memory.
+    num: how many, at most; None is by this machine's cores and memory. num_sharing: processes that
+    share these with this one, itself included.
     """
 
     def __init__(self, num: int | None = None) -> None:
-        self._num = num or _most_processes()
-        self._lock = threading.Lock()
+        self.num_sharing = 1
+        self._num = num
+        self._changed = threading.Condition()
         self._children: list[subprocess.Popen[str]] = []
-        self._left: Queue[KernelSpec] = Queue()
-        self._num_compiled = 0
+        self._left: deque[KernelSpec] = deque()
+        self._num_at_work = 0
+        self._num_ended = 0
+        self._counts = CompileCounts()
 
     def start(self, num: int | None = None) -> None:
         """Start processes until there are `num`, None is all, without waiting for the seconds that they
-        take until they can compile."""
-        with self._lock:
-            while len(self._children) < min(self._num, num or self._num):
-                self._children.append(child := _start())
-                threading.Thread(target=self._feed, args=(child,), daemon=True).start()
+        take until they can compile. Where none can be started, nothing is compiled."""
+        with self._changed:
+            most = self._num or _most_processes(self.num_sharing)
+            while len(self._children) < min(most, most if num is None else num):
+                if self._num_ended > MOST_PROCESSES:
+                    return  # they do not survive here
+                try:
+                    child = _start()
+                except (OSError, ValueError) as error:
+                    log.debug("no process can be started that compiles kernels: %s", error)
+                    return
+                try:
+                    threading.Thread(target=self._feed, args=(child,), daemon=True).start()
+                except RuntimeError as error:
+                    log.debug("no thread can be started for a process: %s", error)
+                    _end(child)
+                    return
+                self._children.append(child)
 
     def add(self, spec: KernelSpec) -> None:
         """Have a kernel compiled into Triton's cache, in the background."""
-        with self._lock:
-            self._left.put(spec)
-        self.start(self._left.unfinished_tasks)
+        with self._changed:
+            self._left.append(spec)
+            self._changed.notify()
+            num = len(self._left) + self._num_at_work
+        self.start(num)
 
-    def wait(self) -> int:
-        """Wait until all kernels are compiled. Returns how many were since the last call."""
-        deadline = threading.Timer(MOST_SECONDS, self._kill)
-        deadline.daemon = True
-        deadline.start()
-        self._left.join()
-        deadline.cancel()
-        num_compiled, self._num_compiled = self._num_compiled, 0
-        return num_compiled
+    def wait(self) -> CompileCounts:
+        """Wait until all kernels are compiled, or until no process is left that could. Returns the
+        counts since the last call."""
+        until = time.monotonic() + MOST_SECONDS
+        with self._changed:
+            while self._children and (self._left or self._num_at_work):
+                rest = until - time.monotonic()
+                if rest <= 0:
+                    log.warning(
+                        "kernels are not compiled within %d s; the start goes on", MOST_SECONDS
+                    )
+                    self._counts.num_failed += self._num_at_work
+                    for child in self._children:
+                        child.kill()
+                    break
+                self._changed.wait(rest)
+            self._counts.num_failed += len(self._left)
+            self._left.clear()
+            counts, self._counts = self._counts, CompileCounts()
+        return counts
 
     def _feed(self, child: subprocess.Popen[str]) -> None:
-        """Have a child compile one kernel after another."""
-        while (spec := self._next(child)) is not None:
+        """Have a child compile one kernel after another, until it ends or there are none for long."""
+        answer = DONE
+        while answer and (spec := self._next()) is not None:
             answer = _answer(child, spec)
-            if answer == DONE:
-                with self._lock:
-                    self._num_compiled += 1
-            else:
-                log.debug("%s is compiled at its first launch: %s", spec.name, answer)
-            self._left.task_done()
-        child.communicate()
+            with self._changed:
+                self._num_at_work -= 1
+                self._counts.num_compiled += answer == DONE
+                self._counts.num_failed += answer != DONE
+                self._num_ended += not answer
+                self._changed.notify_all()
+            if answer != DONE:
+                reason = answer or "its process has ended"
+                log.debug("%s is compiled at its first launch: %s", spec.name, reason)
+        with self._changed:
+            self._children.remove(child)
+            if self._left:  # in place of one that has ended, or for a kernel that came meanwhile
+                self.start(len(self._left) + self._num_at_work)
+            self._changed.notify_all()
+        _end(child)
 
-    def _next(self, child: subprocess.Popen[str]) -> KernelSpec | None:
-        """Return a kernel; None if there has been none for long, and then the child is forgotten."""
-        while True:
-            try:
-                return self._left.get(timeout=IDLE_SECONDS)
-            except Empty:
-                with self._lock:
-                    if self._left.empty():
-                        self._children.remove(child)
-                        return None
-
-    def _kill(self) -> None:
-        with self._lock:
-            for child in self._children:
-                child.kill()
+    def _next(self) -> KernelSpec | None:
+        """Return a kernel; None if there has been none for long."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._left, IDLE_SECONDS):
+                return None
+            self._num_at_work += 1
+            return self._left.popleft()
 
 
 def _answer(child: subprocess.Popen[str], spec: KernelSpec) -> str:
@@ -210,48 +254,67 @@ def _answer(child: subprocess.Popen[str], spec: KernelSpec) -> str:
         child.stdin.write(json.dumps(asdict(spec)) + "\n")
         child.stdin.flush()
         return child.stdout.readline().strip()
-    except OSError:
+    except (OSError, ValueError):
         return ""
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End a child that has nothing to do."""
+    child.kill()
+    with suppress(OSError, ValueError):
+        child.communicate()
 
 
 class CompiledMark:
     """A mark in Triton's cache that kernels were compiled, so that they need not be listed again.
 
-    content: what the kernels depend on besides the sources of eyas's kernels.
+    content: what the kernels depend on besides the sources of eyas's kernels. A cache that cannot be
+    written to has no marks.
     """
 
     def __init__(self, content: str) -> None:
         from triton import __version__
-        from triton.runtime.cache import get_cache_manager
 
         digest = hashlib.sha256(f"{__version__} {content}".encode())
         for path in sorted(Path(__file__).parent.glob("*.py")):
             digest.update(path.read_bytes())
-        self._cache = get_cache_manager(digest.hexdigest())
+        self._key = digest.hexdigest()
 
     @property
     def is_set(self) -> bool:
-        return bool(self._cache.has_file(_MARK))
+        from triton.runtime.cache import get_cache_manager
+
+        with suppress(OSError):
+            return bool(get_cache_manager(self._key).has_file(_MARK))
+        return False
 
     def set(self) -> None:
-        """Set the mark; a folder that cannot be written to is no error."""
+        from triton.runtime.cache import get_cache_manager
+
         with suppress(OSError):
-            self._cache.put("", _MARK, binary=False)
+            get_cache_manager(self._key).put("", _MARK, binary=False)
 
 
 _MARK = "compiled"
 
 
-def _most_processes() -> int:
-    """Return how many processes the cores and the memory are enough for, one core aside."""
+def _most_processes(num_sharing: int) -> int:
+    """Return for how many processes the cores and the memory are enough, one core aside."""
     cores = psutil.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    with suppress(OSError, ValueError):  # a container's limit, which "max" is not
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
+    num_bytes = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):  # a container's limits, which "max" are not
+        quota, period = (CGROUP / "cpu.max").read_text(encoding="utf-8").split()
         cores = min(cores, int(quota) // int(period))
-    room = psutil.virtual_memory().available // BYTES_PER_PROCESS
-    return max(1, min(MOST_PROCESSES, cores - 1, room))
+    with suppress(OSError, ValueError):
+        limit, used = (
+            int((CGROUP / f"memory.{name}").read_text(encoding="utf-8"))
+            for name in ("max", "current")
+        )
+        num_bytes = min(num_bytes, limit - used)
+    most = min(cores - 1, num_bytes // BYTES_PER_PROCESS) // num_sharing
+    return max(1, min(MOST_PROCESSES, most))
 
 
 def _start() -> subprocess.Popen[str]:

@@ -67,9 +67,12 @@ class DeviceClock:
     def collect(self, product: Product, variants: Sequence[GemmVariant]) -> None:
         """Run each variant once, while kernels are collected."""
         with torch.inference_mode(), torch.cuda.device(self._device):
-            scene = _Scene(product, self._device, torch.cuda.current_stream())
-            scene.run_each(variants, scene.chain(1))
-            del scene
+            try:
+                scene = _Scene(product, self._device, torch.cuda.current_stream())
+                scene.run_each(variants, scene.chain(1))
+                del scene
+            except torch.cuda.OutOfMemoryError:
+                log.debug("no memory to run the variants of %s", product)
             torch.cuda.empty_cache()
 
 
