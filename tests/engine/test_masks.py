@@ -472,7 +472,7 @@ def test_an_engine_says_the_same_however_late_it_sees_its_trees(
     llm = engine(drafter, library, flights)
     for temperature, n in ((0.0, 1), (1.0, 2)):
         for wanted in (OBJECT, Regex("(Paris|Amsterdam)[a-z ]{4,9}"), Literal("Paris")):
-            options = {"temperature": temperature, "seed": 3, "n": n, "max_tokens": 24}
+            options = {"temperature": temperature, "seed": 3, "n": n, "max_tokens": drawn(14, 24)}
             answer = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
             with monkeypatch.context() as ahead:
                 ahead.setattr(Masking, "prunes", property(lambda masking: True))
@@ -509,7 +509,7 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
 
         return MaskJob(slowly, job.settle)
 
-    options = {"temperature": seed / 2, "seed": seed, "n": 5, "max_tokens": drawn(20, 40)}
+    options = {"temperature": seed / 2, "seed": seed, "n": 4, "max_tokens": drawn(14, 40)}
     for wanted in (OBJECT, Regex("(Paris|Amsterdam)[a-z ]{4,9}")):
         with monkeypatch.context() as ahead:
             ahead.setattr(Masking, "prunes", property(lambda masking: True))

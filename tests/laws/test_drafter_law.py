@@ -33,7 +33,7 @@ from tests.laws.cases import (
 from tests.laws.world import EOS, STOP_ID, Answers, Setting, dtypes
 from tests.thorough import drawn, only_thorough
 
-NUM_DRAWN = drawn(28, 152)
+NUM_DRAWN = drawn(16, 152)
 """Cases of each of the two types below."""
 ENDINGS = {"length", "stop (eos)", *drawn((), ("stop (string)", "stop (id)"))}
 

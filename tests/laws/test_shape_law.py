@@ -26,19 +26,21 @@ def trees() -> dict[str, ast.Module]:
 def launchers(tree: ast.Module) -> set[str]:
     """Return the public functions that start a kernel (`kernel[grid](...)`), directly or through
     other functions of their file."""
-    functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
-    found: set[str] = set()
-    while True:
-        more = {
-            name
-            for name, function in functions.items()
-            for node in ast.walk(function)
-            if isinstance(node, ast.Call)
-            and (isinstance(node.func, ast.Subscript) or ast.unparse(node.func) in found)
-        }
-        if more <= found:
-            return {name for name in found if not name.startswith("_")}
+    called = {
+        function.name: [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+        for function in tree.body
+        if isinstance(function, ast.FunctionDef)
+    }
+    found = {
+        name for name, calls in called.items() if any(isinstance(c, ast.Subscript) for c in calls)
+    }
+    names = {
+        name: {call.id for call in calls if isinstance(call, ast.Name)}
+        for name, calls in called.items()
+    }
+    while more := {name for name, calls in names.items() if calls & found} - found:
         found |= more
+    return {name for name in found if not name.startswith("_")}
 
 
 def kernels_named_in(file: Path) -> set[tuple[str, str]]:
