@@ -118,7 +118,7 @@ def _grid_case(drafter: str, flights: int) -> Case:
             max_batch_tokens=24,
             flights=flights,
         ),
-        rounds=2,
+        rounds=drawn(2 if drafter in DRAFTERS[::2] else 1, 2),
     )
 
 
