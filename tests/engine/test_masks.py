@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from eyas import builtin
 from eyas.constraint import Vocabulary, build_backend, filling
 from eyas.constraint.automaton import LEAST_REST, Automaton
 from eyas.constraint.base import MaskJob
@@ -24,6 +25,7 @@ from eyas.engine.masks import FAILED, Masking, TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.sequence import Status
 from eyas.grammar import Budget, Concat, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex
+from eyas.text import Tokenizer
 from eyas.transfer import Outbox
 from eyas.wire import GrammarStats
 from tests.constraint.walking import tokens_of
@@ -35,8 +37,9 @@ OBJECT = Json('{"type":"object","properties":{"a":{"type":"integer"},"b":{"type"
 LIST = Json('{"type":"array"}')
 TEXT = '{"a": 12, "b": "some text"}'
 HEAVY = Regex("(.{1,1000}){1,1000}")
-TOKENIZER = engine("root").tokenizer
-END = engine("root").info.eos_token_ids[0]
+TOKENIZER = Tokenizer.from_directory(builtin.path())
+END = TOKENIZER.eos_id
+assert END is not None
 
 
 @pytest.fixture(autouse=True)
