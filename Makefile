@@ -34,8 +34,9 @@ test: $(STAMP)
 # All combinations of the laws' conditions and many more drawn cases, beside what `make test` runs of them.
 laws: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu" --thorough \
-		$(addprefix tests/,laws attention constraint dialect draft engine kernels layers parallel \
-			typing verify cli/test_train_head.py)
+		$(addprefix tests/,laws attention cache constraint dialect draft engine kernels layers parallel \
+			schemas text typing verify cli/test_train_head.py $(addprefix server/test_,answer_stream_law.py \
+			messages.py responses.py stream_granularity.py))
 
 # As on a processor without AVX-512 and bfloat16: all rooms that compute, or CAPPED=tests for everything.
 # A processor that has neither ran them so in `make test`.

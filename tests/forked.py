@@ -73,6 +73,9 @@ def _serve(address: str) -> None:
         *("eyas.engine.handover", "eyas.cli", "eyas.server.launch", "tests.server.forked_serve"),
     ):
         importlib.import_module(name)
+    from eyas.draft import costs
+
+    costs.REPEATS = 1  # as in the process of the tests (tests/conftest.py)
     gc.freeze()
     signal.signal(signal.SIGCHLD, _reap)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 
 from eyas.cache import CacheManager, SlotsExhausted
 from eyas.cache.lease import Lease
+from tests.thorough import drawn
 
 NUM_SLOTS = 40
 CAPACITY = 64
@@ -193,7 +194,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 ManagerMachine.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=drawn(60, 150),
     stateful_step_count=40,
     deadline=None,
     database=None,
@@ -207,7 +208,9 @@ class WindowedMachine(ManagerMachine):
     windows = (22, 4)
 
 
-WindowedMachine.TestCase.settings = settings(ManagerMachine.TestCase.settings, max_examples=80)
+WindowedMachine.TestCase.settings = settings(
+    ManagerMachine.TestCase.settings, max_examples=drawn(30, 80)
+)
 TestWindowedMachine = WindowedMachine.TestCase
 
 
@@ -215,7 +218,9 @@ class RankedMachine(ManagerMachine):
     num_ranks = 2
 
 
-RankedMachine.TestCase.settings = settings(ManagerMachine.TestCase.settings, max_examples=40)
+RankedMachine.TestCase.settings = settings(
+    ManagerMachine.TestCase.settings, max_examples=drawn(20, 40)
+)
 TestRankedMachine = RankedMachine.TestCase
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from eyas.cache.radix import RadixNode, RadixTree
+from tests.thorough import drawn
 
 RUNS = st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=10)
 NAMES = st.sampled_from(["", "", "b"])
@@ -96,7 +97,7 @@ class RadixMachine(RuleBasedStateMachine):
 
 
 RadixMachine.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=drawn(60, 150),
     stateful_step_count=40,
     deadline=None,
     database=None,

@@ -358,11 +358,11 @@ def test_raw_continues_a_text() -> None:
 
 @pytest.fixture(scope="module")
 def short_demo() -> dict[str, Any]:
-    """What the demo tells machines; of the answers that are free, two alone and the copy."""
+    """What the demo tells machines; of the answers that are free, one alone and the copy."""
     from eyas.cli import demo
 
     tasks = demo.free_tasks()
-    tasks = [*tasks[:2], *(each for each in tasks[2:] if each.task.title.startswith("copy"))]
+    tasks = [tasks[0], *(each for each in tasks[1:] if each.task.title.startswith("copy"))]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(demo, "free_tasks", lambda: tasks)
         return json.loads(ok("demo", "--json", "--threads", "1"))
@@ -370,17 +370,18 @@ def short_demo() -> dict[str, Any]:
 
 @pytest.fixture
 def few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the answers that are free, the first two alone."""
+    """One answer that is free, and one that is not."""
     from eyas.cli import demo
 
-    free_tasks = demo.free_tasks
-    monkeypatch.setattr(demo, "free_tasks", lambda: free_tasks()[:2])
+    free_tasks, constrained_tasks = demo.free_tasks, demo.constrained_tasks
+    monkeypatch.setattr(demo, "free_tasks", lambda: free_tasks()[:1])
+    monkeypatch.setattr(demo, "constrained_tasks", lambda: constrained_tasks()[:1])
 
 
 def test_demo_shows_identical_tokens(short_demo: dict[str, Any]) -> None:
     result = short_demo
     assert result["identical"] is True
-    assert len(result["tasks"]) == 6
+    assert len(result["tasks"]) == 5
     assert all(task["identical"] and task["answer"] for task in result["tasks"])
     names = ("plain", "head+forced", "ngram")
     plain, head, ngram = (result["contestants"][name] for name in names)

@@ -17,7 +17,7 @@ from .cases import CASES, FAMILIES, PERSON, TOOLS, Case, tokenizers
 from .recognise import accepts, accepts_text, example
 from .streams import Outcome
 
-NUM_EXAMPLES = drawn(12, 30)
+NUM_EXAMPLES = drawn(6, 30)
 ANSWERS = {
     "JSON": PERSON,
     "words": Choice((Literal("Paris"), Literal("Amsterdam"))),

@@ -21,18 +21,18 @@ from eyas.ops import top_tokens
 from eyas.runner.batch import Batch
 from tests.laws.cases import restless, walk_text
 from tests.laws.world import Setting, dtypes, model_drafter, new_engine, run
-from tests.thorough import only_thorough
+from tests.thorough import drawn, only_thorough
 
 PLAIN = Setting(max_model_len=150)
 
 
-def requests(name: str, temperature: float = 0.7) -> list[Request]:
+def requests(name: str, temperature: float = 0.7, max_tokens: int = 25) -> list[Request]:
     made = []
     for i in range(4):
         params = SamplingParams(
             temperature=temperature,
             seed=i,
-            max_tokens=25,
+            max_tokens=max_tokens,
             ignore_eos=True,
             n=2 if i == 1 else 1,
             repetition_penalty=1.2 if i == 2 else 1.0,
@@ -145,7 +145,7 @@ class Recorded(DrafterWrapper):
 @pytest.mark.parametrize("topk", [1, *only_thorough(2), 3])
 def test_a_tree_is_the_same_in_any_batch(topk: int, dtype: torch.dtype) -> None:
     """Unequal lengths, several levels, several children: every tree is that of a batch of one."""
-    asked = requests("a", 0.7)
+    asked = requests("a", 0.7, max_tokens=drawn(16, 25))
 
     def trees(setting: Setting, groups: list[list[Request]]) -> Recorded:
         inner = model_drafter(dtype, setting.num_slots, 8, "other", topk=topk)

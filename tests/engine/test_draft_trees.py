@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from eyas.core import Delta, Request, SamplingParams, TreeRecord
+from eyas.core import MAX_RECORDED_STEPS, Delta, Request, SamplingParams, TreeRecord
+from eyas.engine import commit
 from eyas.grammar import OutputSpec, Regex
 from eyas.llm import LLM
 
@@ -87,6 +88,16 @@ def test_the_end_of_an_output_is_chosen_where_it_was_drafted(llm: LLM) -> None:
     *_, last = trees
     assert [node.token_id for node in last.nodes if node.fate == "chosen"] == last.token_ids[-1:]
     assert last.token_ids[-1] in llm.info.eos_token_ids
+
+
+def test_the_recorded_steps_are_bounded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_RECORDED_STEPS == 512
+    monkeypatch.setattr(commit, "MAX_RECORDED_STEPS", 4)
+    asks = request(llm, "asks", "Who wrote Hamlet?", max_draft_nodes=1, with_draft_trees=True)
+    deltas = run(llm, asks)["asks"]
+    found, said = records(deltas), tokens(deltas)
+    assert len(said) > 4
+    assert [token for tree in found for token in tree.token_ids] == said[:4]
 
 
 def test_a_limit_of_nodes_changes_no_token(llm: LLM) -> None:

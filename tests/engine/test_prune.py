@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from eyas.draft_tree import DraftTree
 from eyas.engine.prune import Refusals, refused, without
+from tests.thorough import drawn
 
 
 def tree_of(
@@ -136,7 +137,7 @@ def forests(draw: st.DrawFn) -> tuple[DraftTree, list[list[bool] | None]]:
 
 
 @settings(
-    max_examples=400,
+    max_examples=drawn(150, 400),
     deadline=None,
     database=None,
     derandomize=True,

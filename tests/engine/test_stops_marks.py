@@ -14,6 +14,7 @@ from eyas.engine import stops
 from eyas.engine.stops import Shown, StopChecker
 from eyas.text import Detokenizer
 from tests.laws.world import EOS, STOP_ID, tokenizer
+from tests.thorough import drawn
 
 MARK_ID = STOP_ID + 1
 MARKED = frozenset({STOP_ID, MARK_ID})
@@ -154,7 +155,7 @@ STOPS = st.lists(
 
 
 @settings(
-    max_examples=500,
+    max_examples=drawn(150, 500),
     deadline=None,
     database=None,
     derandomize=True,

@@ -19,6 +19,7 @@ from tests.kernels.packing import (
     plain_tile,
     random_weight,
 )
+from tests.thorough import drawn
 
 TILES = (Tile(64, 16, 128, 4, 4), Tile(128, 64, 256, 4, 3))
 
@@ -50,7 +51,8 @@ def test_a_packed_product_has_the_bits_of_the_unpacked_one(
             assert 0.02 < plain_OI.float().std() * num_in**0.5 < 5
             x_TI = numbers(33, num_in, dtype=dtype, device=device)
             bias_O = numbers(num_out, dtype=dtype, device=device)
-            for num_rows, tile in ((1, TILES[0]), (33, TILES[1])):
+            cases = ((33, TILES[1]), (1, TILES[0]))
+            for num_rows, tile in cases[: drawn(1 + (dtype != torch.float32), 2)]:
                 x = x_TI[:num_rows]
                 for options in ({"bias_O": bias_O}, {"num_splits": 2}):
                     expected = expected_product(x, weight, tile, **options)  # type: ignore[arg-type]

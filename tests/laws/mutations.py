@@ -1,14 +1,14 @@
 """Mutations of the package, each with the test that must fail for it; and the command that tries them.
 
 `python -m tests.laws.mutations 0 2` tries the first of two shares. Each mutation runs in a forked
-process that replaces the code of the mutated function and runs the test; the package and the tests are
-imported once, before. Each mutation must fail its test; without a mutation all tests must pass.
+process that replaces the code of the mutated function and runs the test; the package is imported and
+the tests are collected once, before. Each mutation must fail its test; without a mutation all tests
+must pass.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import gc
 import importlib
 import inspect
@@ -22,6 +22,8 @@ from importlib.abc import InspectLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+import pytest
 
 from tests.laws.anchors import AnchorError, replace
 
@@ -833,7 +835,8 @@ def mutate(mutation: Mutation) -> None:
 
 
 def prepare(tests: list[str]) -> None:
-    """Import the files of these tests, and with them what they test."""
+    """Import the files of these tests, and with them what they test; and load the models that most of
+    them share."""
     import hypothesis
 
     first_failure_only = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
@@ -847,47 +850,84 @@ def prepare(tests: list[str]) -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     for name in ["pytest_timeout", "tests.conftest", *(test.split("::")[0] for test in tests)]:
         importlib.import_module(name.removesuffix(".py").replace("/", "."))
+    from tests.laws import world
+
+    world.tokenizer()
+    for dtype in world.dtypes():
+        world.weights(dtype)
     gc.freeze()  # so that forked processes share its memory
 
 
-def run_tests(tests: list[str], mutation: Mutation | None = None) -> int:
-    """Return pytest's exit status for these tests, with the mutation, in a forked process."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    status = 70
-    try:
-        import pytest
+class Trials:
+    """A plugin of pytest that runs the collected tests in forked processes: all of them once as the
+    package is, then each mutation's test with the mutation.
 
-        if mutation is not None:
-            mutate(mutation)
-        output = io.StringIO()
-        options = ["-x", "-q", "--assert=plain", "--no-header", *(["--tb=no"] if mutation else [])]
-        options += ["-p", "pytest_timeout", "-p", "no:cacheprovider"]
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            status = int(pytest.main([*options, f"--rootdir={ROOT}", *tests]))
-        if status != (mutation is not None):
-            sys.stdout.write(output.getvalue()[-4000:])
-            sys.stdout.flush()
-    except BaseException:
-        traceback.print_exc(file=sys.stdout)
+    problems: a message for each mutation that did not fail its test.
+    """
+
+    def __init__(self, mutations: list[Mutation]) -> None:
+        self._mutations = mutations
+        self.problems: list[str] = []
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if status := self._run(session, session.items):
+            self.problems.append(f"the package as it is does not pass (status {status})")
+        for mutation in self._mutations:
+            items = [item for item in session.items if _is_of(item.nodeid, mutation.test)]
+            status = self._run(session, items, mutation) if items else "not collected"
+            if status != 1:
+                self.problems.append(f"{mutation.name}: {mutation.test} ended with status {status}")
+        return True
+
+    def _run(
+        self, session: pytest.Session, items: list[pytest.Item], mutation: Mutation | None = None
+    ) -> int:
+        """Return 1 where one of the tests fails, 0 where all pass, another status where neither can
+        be said."""
         sys.stdout.flush()
-    finally:
-        os._exit(status)
+        child = os.fork()
+        if child:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status, output = 70, io.StringIO()
+        try:
+            if mutation is not None:
+                mutate(mutation)
+                session.config.option.tbstyle = "no"  # nobody reads why it fails
+            reporter = session.config.pluginmanager.getplugin("terminalreporter")
+            assert reporter is not None
+            reporter._tw._file = output
+            for item, next_item in zip(items, [*items[1:], None], strict=True):
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=next_item)
+                if session.testsfailed:
+                    break
+            status = int(bool(session.testsfailed))
+            if status != (mutation is not None):
+                reporter.summary_failures()
+        except BaseException:
+            traceback.print_exc(file=output)
+        finally:
+            if status != (mutation is not None):
+                os.write(1, output.getvalue()[-4000:].encode())
+            os._exit(status)
+
+
+def _is_of(item: str, test: str) -> bool:
+    """Whether an item is the test, or one of its cases."""
+    return item == test or item.startswith(f"{test}[")
 
 
 def survivors(share: int, num_shares: int) -> list[str]:
     """Return a message for each mutation of this share that did not fail its test."""
     tests = sorted({mutation.test for mutation in MUTATIONS})[share::num_shares]
-    problems = []
     os.chdir(ROOT)
     prepare(tests)
-    if status := run_tests(tests):
-        problems.append(f"the package as it is does not pass (status {status})")
-    for mutation in MUTATIONS:
-        if mutation.test in tests and (status := run_tests([mutation.test], mutation)) != 1:
-            problems.append(f"{mutation.name}: {mutation.test} ended with status {status}")
-    return problems
+    trials = Trials([mutation for mutation in MUTATIONS if mutation.test in tests])
+    options = ["-q", "--assert=plain", "--no-header", "-p", "pytest_timeout"]
+    options += ["-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+    status = pytest.main([*options, *tests], plugins=[trials])
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        trials.problems.append(f"the tests could not be collected (status {status})")
+    return trials.problems
 
 
 if __name__ == "__main__":

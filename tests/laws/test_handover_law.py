@@ -28,6 +28,8 @@ from tests.laws.world import IN_WINDOWS, Answers, Setting, dtypes, new_engine, r
 from tests.thorough import drawn
 
 DRAFTERS = ("root", "ngram", "eagle tree", "eagle3 chain", "mtp chain", "same model", "forced")
+AGAIN = drawn(("root", "ngram", "mtp chain"), DRAFTERS)
+"""Drafters of whose pairs the same is asked twice."""
 MORE = ("blend with a head", "adaptive head", "forced with an adaptive head", "other model tree")
 
 OTHER_LAYERS = (("state", "mtp tree"), (IN_WINDOWS, "mtp chain"), ("compressed", "mtp chain"))
@@ -44,8 +46,9 @@ def run_pair(case: Case, pair: Pair) -> Answers:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_pair_answers_as_one_engine(drafter: str) -> None:
     """A batch of everything, with little room where it decodes; then again, with prefix hits on both
-    sides."""
+    sides, where `AGAIN` says so."""
     case = _with_wide(_grid_case(drafter, flights=1))
+    case = replace(case, rounds=2 if drafter in AGAIN else 1)
     expected, known = _wide_answers()
     with new_pair(
         case.setting, lambda setting: new_drafter(replace(case, setting=setting), known)

@@ -14,7 +14,8 @@ from hypothesis import given, seed, settings
 from eyas.cache.windows import WindowSlots
 from eyas.core import Request, SamplingParams
 from tests.laws.cases import Case, Tally, assert_obeys, assert_same, cases, root_answers, run_case
-from tests.laws.test_batch_law import LENGTH, many_requests
+from tests.laws.test_batch_law import LENGTH
+from tests.laws.test_batch_law import many_requests as all_requests
 from tests.laws.test_drafter_law import THOROUGH, grid_requests
 from tests.laws.world import IN_WINDOWS, LAYERS, Answers, Setting, dtypes, new_engine, run
 from tests.models.tiny import tokens
@@ -23,6 +24,15 @@ from tests.thorough import drawn
 NUM_DRAWN = drawn(2, 8)
 QUICK = ("mtp tree", "oracle tree", "random trees")
 DRAFTERS = ("mtp chain", "mtp tree", "oracle tree", "random trees", "ngram", "adversary")
+
+
+LONGEST = drawn(80, LENGTH)
+"""No request of `many_requests` is longer with its answer."""
+
+
+def many_requests() -> list[Request]:
+    """Five of the batch law's requests, the shortest and the longest prompt among them."""
+    return drawn([all_requests()[i] for i in (0, 1, 2, 4, 6)], all_requests())
 
 
 @pytest.fixture(scope="module", params=LAYERS)
@@ -49,7 +59,7 @@ def test_neighbours_and_chunks_do_not_matter(setting: Setting, alone: Answers) -
 
 
 def test_preemption_does_not_matter(setting: Setting, alone: Answers) -> None:
-    engine = new_engine(replace(setting, num_slots=LENGTH + 3))
+    engine = new_engine(replace(setting, max_model_len=LONGEST, num_slots=LONGEST + 3))
     assert_same(run(engine, many_requests()), alone)
     assert engine.stats().num_preemptions >= 1
 
@@ -74,8 +84,8 @@ def test_drafters_leave_a_batch_of_everything_alone(
     case = Case("root", 5, asked, (0, 0, 2, 3, 3, 4, 4), tight, rounds=2)
     expected, known = root_answers(case)
     for drafter in drawn(QUICK, DRAFTERS):
-        tally = Tally()
-        for answers in run_case(replace(case, drafter=drafter), known, tally):
+        tally, rounds = Tally(), drawn(2 if drafter == QUICK[0] else 1, 2)
+        for answers in run_case(replace(case, drafter=drafter, rounds=rounds), known, tally):
             assert_same(answers, expected)
         if drafter in ("mtp chain", "mtp tree", "oracle tree"):
             assert tally.two_accepted == 1, f"{drafter}: {tally}"

@@ -21,9 +21,10 @@ from eyas.text import Detokenizer
 from tests.laws.cases import NgramDrafter, walk_text
 from tests.laws.drafters import RandomTrees
 from tests.laws.world import EOS, MERGES, STOP_ID, VOCAB, Setting, new_engine, run, tokenizer
+from tests.thorough import drawn
 
 THOROUGH = settings(
-    max_examples=600,
+    max_examples=drawn(200, 600),
     deadline=None,
     database=None,
     derandomize=True,

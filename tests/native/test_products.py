@@ -108,28 +108,38 @@ def test_threads_change_no_bit() -> None:
 
 
 @pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A C file that is compiled at once."""
+    source = tmp_path / "source" / "small.c"
+    source.parent.mkdir()
+    source.write_text("int answer(void) { return 42; }\n")
+    return source
+
+
+@pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "eyas" / "native"
 
 
 @needs_compiler
-def test_a_library_is_compiled_once(cache: Path) -> None:
-    first, second = build(SOURCE), build(SOURCE)
+def test_a_library_is_compiled_once(cache: Path, small: Path) -> None:
+    first, second = build(small), build(small)
     assert first.library is not None and first.reason.startswith("compiled by")
     assert second.library is not None and str(cache) in second.reason
+    assert first.library.answer() == second.library.answer() == 42
     assert [file.suffix for file in cache.iterdir()] == [".so"]
 
 
 @needs_compiler
-def test_what_others_could_have_written_is_not_loaded(cache: Path) -> None:
-    build(SOURCE)
+def test_what_others_could_have_written_is_not_loaded(cache: Path, small: Path) -> None:
+    build(small)
     (file,) = cache.iterdir()
     file.chmod(0o666)
-    assert build(SOURCE).reason.startswith("compiled by")
+    assert build(small).reason.startswith("compiled by")
     assert file.stat().st_mode & 0o022 == 0, "it was replaced"
     cache.chmod(0o777)
-    assert build(SOURCE).reason.endswith("for this process alone")
+    assert build(small).reason.endswith("for this process alone")
 
 
 @needs_compiler
@@ -143,12 +153,12 @@ def test_another_header_is_another_library(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_a_damaged_file_is_replaced(cache: Path) -> None:
+def test_a_damaged_file_is_replaced(cache: Path, small: Path) -> None:
     cache.mkdir(parents=True, mode=0o700)
-    name = f"products-{build_module._fingerprint(SOURCE)}.so"
+    name = f"small-{build_module._fingerprint(small)}.so"
     (cache / name).write_bytes(b"not a library")
-    assert build(SOURCE).reason.startswith("compiled by")
-    assert str(cache) in build(SOURCE).reason
+    assert build(small).reason.startswith("compiled by")
+    assert str(cache) in build(small).reason
 
 
 def test_without_a_compiler_torch_does_the_work(

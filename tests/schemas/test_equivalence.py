@@ -18,6 +18,7 @@ from eyas.core import GrammarError
 from eyas.schemas import prepare
 from tests.schemas.drawn import schemas, values
 from tests.schemas.enforcing import check, lets_through, matcher
+from tests.thorough import drawn
 
 
 def prepared(schema: Any) -> str:
@@ -28,7 +29,7 @@ def prepared(schema: Any) -> str:
         raise
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=drawn(150, 400), deadline=None)
 @given(schemas, st.lists(values, min_size=4, max_size=12))
 def test_a_prepared_schema_allows_the_same(schema: dict[str, Any], instances: list[Any]) -> None:
     text = prepared(schema)

@@ -17,6 +17,7 @@ from eyas.schemas.pattern_lengths import bounded, lengths, rotated
 from eyas.schemas.pattern_parser import read
 from eyas.schemas.pattern_tree import PatternFault, written
 from tests.schemas.enforcing import allowed, lets_through, matcher, spellings
+from tests.thorough import drawn
 
 ATOMS = (
     *("a", "b", "0", ".", r"\d", r"\w", r"\s", r"\D", r"\W", r"\S", "é", "[é-ü]", "[^é]", r"\/"),
@@ -66,7 +67,7 @@ def in_python(pattern: str) -> re.Pattern[str]:
         raise
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=drawn(120, 250), deadline=None)
 @given(patterns)
 @example("^((A|[é-ü])|(é|[é-ü]))$")
 def test_a_pattern_allows_what_it_matches(pattern: str) -> None:
@@ -322,7 +323,7 @@ def test_lenient_leaves_out_steps_with_too_many_digits() -> None:
     assert not lets_through(automaton, "1.25")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=drawn(80, 150), deadline=None)
 @given(st.lists(patterns, min_size=1, max_size=2), st.lists(st.sampled_from(TEXTS), max_size=2))
 def test_regions_part_all_texts(found: list[str], names: list[str]) -> None:
     """Each text except the names is in one region: that of the patterns that match it."""

@@ -195,6 +195,8 @@ class LiveServer:
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = new_server(service, lambda number: None)
+        self.server.main_loop = self._until_told  # type: ignore[method-assign]
+        self._is_told = asyncio.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
@@ -206,6 +208,11 @@ class LiveServer:
             await self.service.load_text_processor()
         await self.server.serve(sockets=[self._socket])
 
+    async def _until_told(self) -> None:
+        """uvicorn looks ten times a second whether it is to end."""
+        await self.server.on_tick(0)
+        await self._is_told.wait()
+
     def __enter__(self) -> LiveServer:
         self._thread.start()
         while not self.server.started:
@@ -215,6 +222,7 @@ class LiveServer:
 
     def __exit__(self, *_: object) -> None:
         self.server.should_exit = True
+        self.loop.call_soon_threadsafe(self._is_told.set)
         self._thread.join(10)
         self.service.close()
 

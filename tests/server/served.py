@@ -1,5 +1,8 @@
 """A whole server in a process of its own:
-`python -m tests.server.served <directory> [fault] [option=value ...]`."""
+`python -m tests.server.served <directory> [fault] [option=value ...]`.
+
+kill_seconds: how long it waits at its end for an engine that hangs.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import msgspec
 
 from eyas.config import EngineConfig, ModelConfig
+from eyas.server import client
 from eyas.server.launch import serve
 from eyas.server.options import ServerOptions
 
@@ -17,6 +21,8 @@ if __name__ == "__main__":
     asked: dict[str, object] = dict(word.split("=", 1) for word in rest if "=" in word)
     if isinstance(keys := asked.get("api_keys"), str):
         asked["api_keys"] = keys.split(",")
+    if isinstance(seconds := asked.pop("kill_seconds", None), str):
+        client.KILL_SECONDS = float(seconds)
     config = EngineConfig(model=ModelConfig(path=directory))
     settings = {
         "port": 0,

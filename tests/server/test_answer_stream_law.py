@@ -24,6 +24,7 @@ from eyas.server.request_models import CompletionBody
 from eyas.text import Detokenizer, Tokenizer
 from tests.server.conftest import NEEDS_CHECKPOINT
 from tests.text import small_tokenizers as small
+from tests.thorough import drawn
 
 EOS = "<|im_end|>"
 PIECES = (
@@ -37,7 +38,7 @@ STOPS = st.lists(
     max_size=3,
 )
 THOROUGH = settings(
-    max_examples=300,
+    max_examples=drawn(100, 300),
     deadline=None,
     database=None,
     derandomize=True,

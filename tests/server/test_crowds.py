@@ -95,6 +95,7 @@ def test_requests_beyond_their_limit_hear_so(directory: Path):
         assert refused.json()["error"]["code"] == "queue_full"
         for path in ("/health", "/ready", "/metrics"):
             assert http.get(path).status_code == 200
+        client.delay = 0.0
         stack.close()
         assert until(lambda: http.post(CHAT, json=BODY).status_code == 200)
 

@@ -31,7 +31,6 @@ from tests.server.conftest import NEEDS_CHECKPOINT
 
 NUM_NEIGHBOURS = 4
 NUM_ROUNDS = 3
-QUIET_SECONDS = 1.5
 LATE = "not compiled in time"
 MAX_GROWTH = 450 * 2**20
 """Bytes by which the engine's memory may grow over all of it: grammars hold 256 MiB at most, and pages
@@ -78,13 +77,13 @@ class Neighbour:
                         self.texts.append(text)
 
 
-def neighbours() -> list[Neighbour]:
+def neighbours(max_tokens: int) -> list[Neighbour]:
     """Greedy and sampled ones, which go on to their length."""
     return [
         Neighbour(
             {
                 "prompt": f"Tell me a long story about number {k}.",
-                "max_tokens": 400,
+                "max_tokens": max_tokens,
                 "temperature": k / 3,
                 "seed": k,
                 "ignore_eos": True,
@@ -337,10 +336,15 @@ def streaming(url: str, clients: list[Neighbour]) -> Iterator[None]:
 
 
 def measure(
-    url: str, num_rounds: int = NUM_ROUNDS, size: int = 200
+    url: str,
+    num_rounds: int = NUM_ROUNDS,
+    size: int = 200,
+    quiet_seconds: float = 1.5,
+    max_tokens: int = 400,
 ) -> tuple[Report, list[Neighbour]]:
-    """Quiet and hostile rounds in turn beside the neighbours. size: of a swarm and of a crowd."""
-    report, clients = Report(), neighbours()
+    """Quiet and hostile rounds in turn beside the neighbours. size: of a swarm and of a crowd;
+    max_tokens: of a neighbour's answer."""
+    report, clients = Report(), neighbours(max_tokens)
     engine = engine_process(url)
 
     def since(begin: float) -> list[Gap]:
@@ -354,7 +358,7 @@ def measure(
 
     def quiet() -> list[Gap]:
         begin = time.monotonic()
-        time.sleep(QUIET_SECONDS)
+        time.sleep(quiet_seconds)
         return since(begin)
 
     def alone(asked: Hostile) -> list[Gap]:
@@ -396,7 +400,7 @@ def measure(
 
 
 def test_neighbours_are_undisturbed(live_url: str):
-    report, clients = measure(live_url, num_rounds=1, size=24)
+    report, clients = measure(live_url, num_rounds=1, size=16, quiet_seconds=0.1, max_tokens=150)
     assert not report.problems, str(report)
     for client in clients:
         assert len(client.texts) >= 2 and len(set(client.texts)) == 1, str(report)

@@ -7,6 +7,7 @@ import threading
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,39 +40,70 @@ def members(value: bytes, num: int) -> bytes:
     return b",".join(map((b'"%07d":' + value).__mod__, range(num)))
 
 
-PARTS = b'{"role":"user","content":[' + times(b"{}", 1890) + b"]}"
-BODIES = {
-    "empty parts": (CHAT, b'{"messages":[{"role":"user","content":[' + times(b"{}") + b"]}]}"),
-    "parts of many messages": (CHAT, b'{"messages":[' + times(PARTS) + b"]}"),
-    "ids that are none": (TEXT, b'{"prompt":[' + times(b"-1") + b"]}"),
-    "prompts that are none": (TEXT, b'{"prompt":[[' + times(b"null") + b"]]}"),
-    "empty prompts": (TEXT, b'{"prompt":[' + times(b"[]") + b"]}"),
-    "too many prompts": (TEXT, b'{"prompt":[' + times(b'"ab"') + b"]}"),
-    "unknown fields": (TEXT, b'{"prompt":"x",' + members(b"1", 600_000) + b"}"),
-    "few unknown fields": (TEXT, b'{"prompt":"x",' + members(b"1", 190_000) + b"}"),
-    "native ids": ("/generate", b'{"input_ids":[' + times(b"null") + b"]}"),
-    "tokens": ("/detokenize", b'{"tokens":[' + times(b"null") + b"]}"),
-    "biases": (TEXT, b'{"prompt":"x","logit_bias":{' + members(b"null", 500_000) + b"}}"),
-    "few biases": (TEXT, b'{"prompt":"x","logit_bias":{' + members(b"null", 190_000) + b"}}"),
-    "metadata": (CHAT, b'{"messages":[],"metadata":{"a":[' + times(b"[]") + b"]}}"),
-    "strings beside lists": (
-        TEXT,
-        b'{"a":[' + times(b'""', 7 * MEBI) + b'],"b":[' + times(b"[]", 900_000) + b"]}",
-    ),
-    "halves of characters": (
-        CHAT,
-        b'{"messages":[],"user":"' + rb"\ud800" * 1_390_000 + b'"}',
-    ),
-    "many ids": ("/detokenize", b'{"tokens":[' + times(b"1") + b"]}"),
-    "long numbers": ("/detokenize", b'{"tokens":[' + times(b"9" * 4299) + b"]}"),
-    "numbers of some length": ("/detokenize", b'{"tokens":[' + times(b"9" * 300) + b"]}"),
-    "an open string": (TEXT, b'{"prompt":"' + b'[\\"' * 2_600_000),
-}
+NAMES = (
+    "empty parts",
+    "parts of many messages",
+    "ids that are none",
+    "prompts that are none",
+    "empty prompts",
+    "too many prompts",
+    "unknown fields",
+    "few unknown fields",
+    "native ids",
+    "tokens",
+    "biases",
+    "few biases",
+    "metadata",
+    "strings beside lists",
+    "halves of characters",
+    "many ids",
+    "long numbers",
+    "numbers of some length",
+    "an open string",
+)
 
 
-@pytest.mark.parametrize("name", BODIES)
+@lru_cache(maxsize=1)
+def bodies() -> dict[str, tuple[str, bytes]]:
+    """Path and content of each of `NAMES`, more than a hundred megabytes, which are not made before a
+    test needs them."""
+    parts = b'{"role":"user","content":[' + times(b"{}", 1890) + b"]}"
+    return {
+        "empty parts": (CHAT, b'{"messages":[{"role":"user","content":[' + times(b"{}") + b"]}]}"),
+        "parts of many messages": (CHAT, b'{"messages":[' + times(parts) + b"]}"),
+        "ids that are none": (TEXT, b'{"prompt":[' + times(b"-1") + b"]}"),
+        "prompts that are none": (TEXT, b'{"prompt":[[' + times(b"null") + b"]]}"),
+        "empty prompts": (TEXT, b'{"prompt":[' + times(b"[]") + b"]}"),
+        "too many prompts": (TEXT, b'{"prompt":[' + times(b'"ab"') + b"]}"),
+        "unknown fields": (TEXT, b'{"prompt":"x",' + members(b"1", 600_000) + b"}"),
+        "few unknown fields": (TEXT, b'{"prompt":"x",' + members(b"1", 190_000) + b"}"),
+        "native ids": ("/generate", b'{"input_ids":[' + times(b"null") + b"]}"),
+        "tokens": ("/detokenize", b'{"tokens":[' + times(b"null") + b"]}"),
+        "biases": (TEXT, b'{"prompt":"x","logit_bias":{' + members(b"null", 500_000) + b"}}"),
+        "few biases": (TEXT, b'{"prompt":"x","logit_bias":{' + members(b"null", 190_000) + b"}}"),
+        "metadata": (CHAT, b'{"messages":[],"metadata":{"a":[' + times(b"[]") + b"]}}"),
+        "strings beside lists": (
+            TEXT,
+            b'{"a":[' + times(b'""', 7 * MEBI) + b'],"b":[' + times(b"[]", 900_000) + b"]}",
+        ),
+        "halves of characters": (
+            CHAT,
+            b'{"messages":[],"user":"' + rb"\ud800" * 1_390_000 + b'"}',
+        ),
+        "many ids": ("/detokenize", b'{"tokens":[' + times(b"1") + b"]}"),
+        "long numbers": ("/detokenize", b'{"tokens":[' + times(b"9" * 4299) + b"]}"),
+        "numbers of some length": ("/detokenize", b'{"tokens":[' + times(b"9" * 300) + b"]}"),
+        "an open string": (TEXT, b'{"prompt":"' + b'[\\"' * 2_600_000),
+    }
+
+
+def test_every_body_is_sent() -> None:
+    assert tuple(bodies()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_body_is_refused_before_it_has_become_large(name: str):
-    path, body = BODIES[name]
+    path, body = bodies()[name]
     tracemalloc.start()
     try:
         with pytest.raises(ApiError) as refused:
@@ -109,7 +141,7 @@ def watched(server: LiveServer) -> Iterator[None]:
 def test_nobody_waits_for_a_neighbours_large_body(
     server: LiveServer, http: httpx.Client, fake: FakeClient
 ):
-    for name, (path, body) in BODIES.items():
+    for name, (path, body) in bodies().items():
         with watched(server):
             assert http.post(path, content=body).status_code == 400, name
     ids = b'{"prompt":[' + times(b"7", 2 * 1_900_000) + b"]}"

@@ -122,7 +122,7 @@ def test_a_signal_lets_running_streams_finish(directory: Path):
         url = server.wait_until_ready()
         body = {
             "messages": [{"role": "user", "content": "x"}],
-            "max_tokens": 1500,
+            "max_tokens": 800,
             "stream": True,
         }
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as response:

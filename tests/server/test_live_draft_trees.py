@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas.core import MAX_RECORDED_STEPS
 from tests.server.conftest import NEEDS_CHECKPOINT
 
 pytestmark = NEEDS_CHECKPOINT
@@ -61,12 +60,6 @@ def test_without_drafts_the_tokens_are_the_same(live_url: str) -> None:
     assert drafted["message"] == plain["message"]
     assert all(len(tree["nodes"]) == 1 for tree in plain["draft_trees"])
     assert len(drafted["draft_trees"]) <= len(plain["draft_trees"])
-
-
-def test_the_recorded_steps_are_bounded(live_url: str) -> None:
-    num = MAX_RECORDED_STEPS + 8
-    fields = {"max_draft_nodes": 1, "max_tokens": num, "min_tokens": num}
-    assert len(chat(live_url, return_draft_trees=True, **fields)["draft_trees"]) == num - 8
 
 
 @pytest.mark.parametrize(

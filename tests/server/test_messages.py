@@ -33,6 +33,7 @@ from tests.server.test_answer_stream_law import (
     tokenizer,
 )
 from tests.server.test_responses import CALL, events_of, shown
+from tests.thorough import drawn
 
 PATH = "/v1/messages"
 USER = [{"role": "user", "content": "Hi"}]
@@ -111,7 +112,7 @@ def test_a_stream_adds_up_to_the_whole_message(
 
 
 @pytest.mark.parametrize("kind", ["bytes", "pieces"])
-@settings(THOROUGH, max_examples=60)
+@settings(THOROUGH, max_examples=drawn(30, 60))
 @given(data=st.data())
 def test_any_cutting_gives_the_same_message(kind: str, data: st.DataObject) -> None:
     names = tokenizer(kind)

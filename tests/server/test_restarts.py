@@ -197,7 +197,7 @@ def test_an_engine_that_stands_still_is_not_ready_until_it_goes_on(directory: Pa
 
 @pytest.mark.parametrize("salt", ["hang", "turn"])
 def test_an_engine_whose_steps_come_to_nothing_is_not_ready(directory: Path, salt: str):
-    with served(directory, "stall_seconds=1", "drain_seconds=0") as server:
+    with served(directory, "stall_seconds=1", "drain_seconds=0", "kill_seconds=0.5") as server:
         url = server.wait_until_ready()
         thread = threading.Thread(target=chat, args=(url,), kwargs={"cache_salt": salt})
         thread.start()

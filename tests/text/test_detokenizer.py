@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.text import Detokenizer, Tokenizer
+from tests.thorough import drawn
 
 KINDS = ["chatml", "llama3", "llama2", "metaspace_first", "metaspace_never"]
 SPACE_MARK = "\u2581"
@@ -17,7 +18,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], **options: bool) -> list[str]:
     return [*map(detokenizer.push, ids), detokenizer.finish()]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=drawn(150, 300), deadline=None)
 @given(st.data(), st.sampled_from(KINDS), st.booleans(), st.booleans())
 def test_any_tokens_stream_to_the_text_of_the_whole(tokenizers, data, kind, skip, continues):
     tokenizer = tokenizers[kind]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from eyas.text import ChatTemplate, Tokenizer
 from tests.text import small_tokenizers as small
+from tests.thorough import drawn
 
 TEMPLATES = {
     "chatml": ("chatml", small.CHATML_TEMPLATE),
@@ -117,7 +118,7 @@ def test_control_tokens_in_one_place_at_a_time_stay_text(name, chats):
             check(chats, name, texts)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=drawn(100, 250), deadline=None)
 @given(st.data(), st.sampled_from(list(TEMPLATES)))
 def test_whatever_is_put_together_from_pieces_of_tokens_stays_text(chats, data, name):
     tokenizer, _ = chats[name]
