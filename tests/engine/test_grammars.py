@@ -290,7 +290,7 @@ def slow(
     tokenizer, info = llm.tokenizer, llm.info
     vocabulary = Vocabulary.of(tokenizer, info.vocab_size, info.eos_token_ids)
     backend = Slow(build_backend("llguidance", vocabulary))
-    pool = CompilePool(backend, deadline_seconds=1.0 if is_short else 300)
+    pool = CompilePool(backend, deadline_seconds=3.0 if is_short else 300)
     monkeypatch.setattr(llm.engine, "_grammars", pool)
     yield llm, backend, pool
     backend.go.set()
