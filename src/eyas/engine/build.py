@@ -25,7 +25,7 @@ from eyas.engine.exactness import Exactness, check_exactness
 from eyas.engine.grammars import compile_pool
 from eyas.engine.kv_events import EventPublisher, check_endpoints
 from eyas.engine.kv_format import kv_dtype_name
-from eyas.engine.launch import Launcher
+from eyas.engine.launch import open_launcher
 from eyas.engine.load import Parts, load, open_hardware
 from eyas.engine.memory import EngineSizes, num_snapshots, size_engine, states_choices
 from eyas.engine.ranks import Ranks
@@ -50,7 +50,6 @@ from eyas.models.sharding import of_rank
 from eyas.runner.device import Device
 from eyas.runner.runner import ModelRunner
 from eyas.runner.sequence_share import SequenceRanks
-from eyas.runner.table import SequenceTable
 from eyas.text import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -185,10 +184,8 @@ def _check_exactness(
 ) -> Exactness:
     """Run the self-check in the first slots of the cache, before any request. width: most nodes of a
     tree."""
-    windows, scheduling = runner.backend.kv.windows, sizes.config.scheduler
-    if windows is not None:
-        windows.assign_first()
-    exact = check_exactness(
+    scheduling = sizes.config.scheduler
+    return check_exactness(
         runner,
         parts.order,
         sizes.max_length,
@@ -197,9 +194,6 @@ def _check_exactness(
         captures=scheduling.max_graph_batch != 0,
         most_seqs=scheduling.num_seats,
     )
-    if windows is not None:
-        windows.clear()
-    return exact
 
 
 def _describe(
@@ -260,29 +254,15 @@ def connect(
         windows=None if windows is None else (windows.num_window_slots, windows.window),
         blocks=BlockLog(events.block_size) if events.is_on else None,
     )
-    table = SequenceTable(
-        scheduling.num_seats,
-        info.max_model_len,
-        drafter.width,
-        device,
-        states,
-        windows,
+    launcher = open_launcher(
+        config, runner, drafter, info.max_model_len, info.vocab_size, verify=verify
     )
     scheduler = Scheduler(
         cache,
-        table,
+        launcher.table,
         max_batch_tokens=scheduling.rows(on_gpu=device.type == "cuda"),
         preferred_shape=drafter.preferred_shape,
         step_seconds=scheduling.step_seconds(on_gpu=device.type == "cuda"),
-    )
-    launcher = Launcher(
-        runner,
-        table,
-        drafter,
-        info.vocab_size,
-        mask_seconds=config.grammar.mask_seconds,
-        verify=verify,
-        max_graph_batch=scheduling.max_graph_batch,
     )
     return Engine(
         cache=cache,

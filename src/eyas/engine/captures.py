@@ -19,12 +19,17 @@ def run_common_steps(launcher: Launcher, width: int, max_model_len: int) -> list
     """Run common steps with trees of this width, which captures their CUDA graphs, and return the batch
     sizes; others are captured once they have occurred often."""
     sizes = captured_sizes(launcher.max_graph_batch)
-    lengths = {length_of(min(length, max_model_len)) for length in CAPTURED_LENGTHS}
-    for length in sorted(lengths, reverse=True):
+    for length in captured_lengths(max_model_len):
         for num in sizes:
             for temperature in (0.0, 1.0):
                 launcher.run_padding(num, width, length, temperature)
     return sizes
+
+
+def captured_lengths(max_model_len: int) -> list[int]:
+    """Return the lengths of sequences whose steps are captured at start-up, longest first."""
+    lengths = {length_of(min(length, max_model_len)) for length in CAPTURED_LENGTHS}
+    return sorted(lengths, reverse=True)
 
 
 def captured_sizes(most: int) -> list[int]:

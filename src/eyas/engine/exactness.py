@@ -11,6 +11,8 @@ Legend: L positions of the text, V vocabulary, R logits rows, W nodes, A seats.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -57,7 +59,7 @@ def check_exactness(
     """
     if not order.exact:
         return Exactness(False, order.reason)
-    probe = open_probe(
+    with open_probe(
         runner,
         order,
         max_length,
@@ -65,21 +67,22 @@ def check_exactness(
         width=width,
         captures=captures,
         most_seqs=most_seqs,
-    )
-    if probe is None:
-        return Exactness(False, "the cache is too small for the self-check")
-    reference_LV = probe.reference()
-    for name, positions, logits_RV in probe.variants():
-        expected_RV = reference_LV[positions]
-        if not torch.equal(logits_RV, expected_RV):
-            error = (logits_RV - expected_RV).abs().max().item()
-            return Exactness(False, f"{name} differs from one chunk (by up to {error:.1e})")
+    ) as probe:
+        if probe is None:
+            return Exactness(False, "the cache is too small for the self-check")
+        reference_LV = probe.reference()
+        for name, positions, logits_RV in probe.variants():
+            expected_RV = reference_LV[positions]
+            if not torch.equal(logits_RV, expected_RV):
+                error = (logits_RV - expected_RV).abs().max().item()
+                return Exactness(False, f"{name} differs from one chunk (by up to {error:.1e})")
     shown = "chunks, single tokens, chains, trees and batches agree bit for bit"
     if order.order.products is not None:
         shown += f" for up to {probe.extent.max_rows} rows and trees of {probe.extent.width}"
     return Exactness(True, f"{shown}; {order.reason}")
 
 
+@contextmanager
 def open_probe(
     runner: ModelRunner,
     order: RowOrderReport,
@@ -89,16 +92,23 @@ def open_probe(
     width: int,
     captures: bool,
     most_seqs: int,
-) -> Probe | None:
-    """Return the passes of the self-check, with the arguments of `check_exactness`; None if the cache
-    is too small for them."""
+) -> Iterator[Probe | None]:
+    """The passes of the self-check, with the arguments of `check_exactness`; None if the cache is too
+    small for them. Within the context layers with a window have the first slots as well."""
     products = order.order.products
     if products is None:
         extent = _extent_on_cpu(max_length, num_slots)
     else:
         most_seqs = _MOST_SEQUENCES if runner.backend.kv.states is None else most_seqs
         extent = _extent_on_device(products, width, max_length, num_slots, captures, most_seqs)
-    return None if extent.length < 8 else Probe(runner, extent)
+    windows = runner.backend.kv.windows
+    if windows is not None:
+        windows.assign_first()
+    try:
+        yield None if extent.length < 8 else Probe(runner, extent)
+    finally:
+        if windows is not None:
+            windows.clear()
 
 
 def _extent_on_cpu(max_length: int, num_slots: int) -> Extent:

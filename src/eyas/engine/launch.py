@@ -16,6 +16,7 @@ import time
 import numpy as np
 import torch
 
+from eyas.config import EngineConfig
 from eyas.core import STEP_FAILED
 from eyas.draft import Drafter, RootDrafter, StepReport
 from eyas.draft_tree import DraftTree, Verdict
@@ -308,6 +309,36 @@ class Launcher:
             self._params = BatchParams(sequences, self._vocab_size, self.table.device)
             self._params_key = key
         return self._params
+
+
+def open_launcher(
+    config: EngineConfig,
+    runner: ModelRunner,
+    drafter: Drafter,
+    max_length: int,
+    vocab_size: int,
+    *,
+    verify: Verify,
+) -> Launcher:
+    """Return a launcher with a sequence table of its own. max_length: of a sequence."""
+    scheduling, kv = config.scheduler, runner.backend.kv
+    table = SequenceTable(
+        scheduling.num_seats,
+        max_length,
+        drafter.width,
+        runner.model.device,
+        kv.states,
+        kv.windows,
+    )
+    return Launcher(
+        runner,
+        table,
+        drafter,
+        vocab_size,
+        mask_seconds=config.grammar.mask_seconds,
+        verify=verify,
+        max_graph_batch=scheduling.max_graph_batch,
+    )
 
 
 def _limit_nodes(tree: DraftTree, batch: Batch, plan: StepPlan) -> None:

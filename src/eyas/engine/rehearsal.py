@@ -11,25 +11,24 @@ Does not know: kernels.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
 import torch
 
-from eyas.engine.captures import CAPTURED_LENGTHS, captured_sizes
+from eyas.engine.captures import captured_lengths, captured_sizes
 from eyas.engine.drafters import build_drafter
 from eyas.engine.exactness import open_probe
-from eyas.engine.launch import Launcher
+from eyas.engine.launch import open_launcher
 from eyas.engine.load import Parts
 from eyas.engine.memory import EngineSizes
 from eyas.engine.verifier import verify
 from eyas.kernels import usable
 from eyas.kernels.ahead import CompileCounts, CompiledMark, collecting
 from eyas.layers.gemm.search import search_on
-from eyas.runner.graphs import length_of
 from eyas.runner.runner import ModelRunner
-from eyas.runner.table import SequenceTable
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +78,7 @@ def _try(name: str, run: Callable[[], None]) -> bool:
 def _run_probe(parts: Parts, sizes: EngineSizes, runner: ModelRunner, width: int) -> None:
     if not parts.order.exact:
         return  # there is none
-    windows = runner.backend.kv.windows
-    if windows is not None:
-        windows.assign_first()
-    probe = open_probe(
+    with open_probe(
         runner,
         parts.order,
         sizes.max_length,
@@ -90,44 +86,27 @@ def _run_probe(parts: Parts, sizes: EngineSizes, runner: ModelRunner, width: int
         width=width,
         captures=False,
         most_seqs=sizes.config.scheduler.num_seats,
-    )
-    if probe is not None:
-        probe.reference()
-        for _ in probe.variants():
-            pass
-    if windows is not None:
-        windows.clear()
+    ) as probe:
+        if probe is not None:
+            probe.reference()
+            deque(probe.variants(), maxlen=0)  # their results mean nothing
 
 
 def _run_steps(parts: Parts, sizes: EngineSizes, runner: ModelRunner) -> None:
-    drafting, device = parts.drafting, runner.model.device
-    if drafting is None:
+    if parts.drafting is None:
         return
     uncaptured = msgspec.structs.replace(sizes.config.scheduler, max_graph_batch=0)
     config = msgspec.structs.replace(sizes.config, scheduler=uncaptured)
     drafter = build_drafter(parts, replace(sizes, config=config), runner)
-    kv = runner.backend.kv
-    table = SequenceTable(
-        uncaptured.num_seats, sizes.max_length, drafter.width, device, kv.states, kv.windows
-    )
-    launcher = Launcher(
-        runner,
-        table,
-        drafter,
-        parts.spec.vocab_size,
-        mask_seconds=sizes.config.grammar.mask_seconds,
-        verify=verify,
-        max_graph_batch=sizes.config.scheduler.max_graph_batch,
+    launcher = open_launcher(
+        sizes.config, runner, drafter, sizes.max_length, parts.spec.vocab_size, verify=verify
     )
     launcher.graphs = None
-    lengths = {length_of(min(length, sizes.max_length)) for length in CAPTURED_LENGTHS}
+    lengths = captured_lengths(sizes.max_length)
+    longest, shortest = lengths[0], lengths[-1]
     for width in {1, drafter.shape.alone.width}:
         for num in captured_sizes(launcher.max_graph_batch):
             if num & (num - 1):
                 continue  # its kernels are those of a power of two
-            for length, temperature in (
-                (max(lengths), 0.0),
-                (max(lengths), 1.0),
-                (min(lengths), 0.0),
-            ):
+            for length, temperature in ((longest, 0.0), (longest, 1.0), (shortest, 0.0)):
                 launcher.run_padding(num, width, length, temperature)

@@ -160,6 +160,7 @@ class CompileProcesses:
     def __init__(self, num: int | None = None) -> None:
         self.num_sharing = 1
         self._num = num
+        self._most = 0
         self._changed = threading.Condition()
         self._children: list[subprocess.Popen[str]] = []
         self._left: deque[KernelSpec] = deque()
@@ -171,8 +172,9 @@ class CompileProcesses:
         """Start processes until there are `num`, None is all, without waiting for the seconds that they
         take until they can compile. Where none can be started, nothing is compiled."""
         with self._changed:
-            most = self._num or _most_processes(self.num_sharing)
-            while len(self._children) < min(most, most if num is None else num):
+            if not self._children:
+                self._most = self._num or _most_processes(self.num_sharing)
+            while len(self._children) < (self._most if num is None else min(num, self._most)):
                 if self._num_ended > MOST_PROCESSES:
                     return  # they do not survive here
                 try:

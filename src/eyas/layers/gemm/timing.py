@@ -68,9 +68,7 @@ class DeviceClock:
         """Run each variant once, while kernels are collected."""
         with torch.inference_mode(), torch.cuda.device(self._device):
             try:
-                scene = _Scene(product, self._device, torch.cuda.current_stream())
-                scene.run_each(variants, scene.chain(1))
-                del scene
+                _Scene(product, self._device, torch.cuda.current_stream()).run_each(variants)
             except torch.cuda.OutOfMemoryError:
                 log.debug("no memory to run the variants of %s", product)
             torch.cuda.empty_cache()
@@ -100,15 +98,13 @@ class _Scene:
     def times(self, jobs: Jobs) -> list[list[float]]:
         variants = dict.fromkeys(variant for _, variants in jobs for variant in variants)
         own = [variant for variant in variants if variant.tile is not None]
-        unusable = self.run_each(own, self.chain(1))
+        unusable = self.run_each(own)
         torch.cuda.synchronize()
         return [self._race(num_rows, variants, unusable) for num_rows, variants in jobs]
 
-    def run_each(
-        self, variants: Sequence[GemmVariant], run: Callable[[GemmVariant, int], None]
-    ) -> set[GemmVariant]:
+    def run_each(self, variants: Sequence[GemmVariant]) -> set[GemmVariant]:
         """Run each variant once. Returns those that failed."""
-        failed = set()
+        run, failed = self._chain(1), set()
         for variant in variants:
             try:
                 run(variant, 1)
@@ -120,7 +116,7 @@ class _Scene:
     def _race(
         self, num_rows: int, variants: Sequence[GemmVariant], unusable: set[GemmVariant]
     ) -> list[float]:
-        run = self.chain(num_rows)
+        run = self._chain(num_rows)
         calls = self._calls if num_rows <= MANY_CALLS_UP_TO else 2
         racers = [variant for variant in variants if variant not in unusable]
         graphs = [self._capture(run, variant, calls) for variant in racers]
@@ -163,7 +159,7 @@ class _Scene:
         torch.cuda.synchronize()
         return graph
 
-    def chain(self, num_rows: int) -> Callable[[GemmVariant, int], None]:
+    def _chain(self, num_rows: int) -> Callable[[GemmVariant, int], None]:
         """Return a function that runs the product in turns with the kernels around it."""
         product, weights, x_TI = self._product, self._weights, self._rows(num_rows)
         shape = (num_rows, product.num_out)
