@@ -19,6 +19,23 @@ SHAPES = [(640, 320), (320, 384), (1408, 320), (320, 704)]
 def test_padding_reaches_the_minimum_and_fills_buckets() -> None:
     assert [RowOrder(2).pad(n) for n in (0, 1, 2, 3)] == [2, 2, 2, 3]
     assert [RowOrder(32, 32).pad(n) for n in (1, 32, 33, 64, 65)] == [32, 32, 64, 64, 96]
+    pieces = RowOrder(8, 32, is_stepped=True)
+    assert [pieces.pad(n) for n in (1, 9, 32, 33, 36, 40, 65, 97)] == [
+        8,
+        9,
+        32,
+        40,
+        40,
+        40,
+        72,
+        104,
+    ]
+    for order in (RowOrder(8), RowOrder(2, 32), RowOrder(2, 32, is_stepped=True), pieces):
+        for n in range(300):
+            rest = order.pad(n) % (order.bucket or 512)
+            assert order.pad(order.pad(n)) == order.pad(n) >= n and rest not in range(
+                1, order.minimum
+            )
     assert all(RowOrder(8).pad(RowOrder(8).pad(n)) == RowOrder(8).pad(n) for n in range(100))
     stepped = RowOrder(2, is_stepped=True)
     assert [stepped.pad(n) for n in (1, 16, 17, 64, 65, 128, 129, 161)] == [
@@ -88,9 +105,11 @@ def fake_linear(differs: Callable[[int], bool]) -> type:
     [
         (lambda count: count == 1, RowOrder(2, is_stepped=True), True),
         (lambda count: count in (3, 5, 7), RowOrder(8, is_stepped=True), True),
+        (lambda count: count == 1 or count > 32, RowOrder(2, 32, is_stepped=True), True),
+        (lambda count: count < 6 or count > 32, RowOrder(8, 32, is_stepped=True), True),
         (lambda count: count % 2 == 1, RowOrder(32, 32), True),
     ],
-    ids=["one row", "few rows", "odd counts"],
+    ids=["one row", "few rows", "many rows", "few and many rows", "odd counts"],
 )
 def test_the_first_rule_that_holds_is_taken(
     differs: Callable[[int], bool],
@@ -114,7 +133,7 @@ def test_another_order_of_additions_shows_in_sixteen_bits(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(row_probe, "Linear", TwoOrders)
     report = find_row_order([(4, 704)], torch.bfloat16, 64)
-    assert (report.order, report.exact) == (RowOrder(32, 32), True)
+    assert (report.order, report.exact) == (RowOrder(2, 32, is_stepped=True), True)
 
 
 @pytest.mark.usefixtures("library_products")

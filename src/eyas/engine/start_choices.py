@@ -64,7 +64,8 @@ def order_choice(report: RowOrderReport, seconds: float) -> StartChoice:
     order = report.order
     value = "any number of rows"
     if order.bucket is not None:
-        value = f"{order.bucket} rows at a time"
+        most = "" if order.minimum == order.bucket else "up to "
+        value = f"{most}{order.bucket} rows at a time"
     elif order.minimum > 1:
         value = f"{order.minimum} rows or more"
     return StartChoice("row order", value, report.reason, seconds)

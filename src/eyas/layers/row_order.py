@@ -21,10 +21,10 @@ STEPS = ((16, 1), (64, 4), (128, 8), (1 << 62, 32))
 class RowOrder:
     """The rule for the row count of a forward pass.
 
-    minimum: the least count. bucket: counts are multiples of it, and every product runs in pieces
-    of exactly this many rows; None runs all rows in one product. is_stepped: larger counts are
-    rounded up (`STEPS`), since a CPU's products are prepared for each count, which takes
-    milliseconds and memory. products: the plans of products on a device; None on a CPU.
+    minimum: the least rows of a product. bucket: products of more rows run in pieces of this many,
+    the last of which has the rest, at least `minimum`; None runs all rows in one product. is_stepped:
+    larger counts are rounded up (`STEPS`), since a CPU's products are prepared for each count, which
+    takes milliseconds and memory. products: the plans of products on a device; None on a CPU.
     """
 
     minimum: int = 1
@@ -37,10 +37,11 @@ class RowOrder:
         if self.products is not None:
             return pad_for_device(num_rows)
         padded = max(num_rows, self.minimum)
-        step = self.bucket or 1
-        if self.bucket is None and self.is_stepped:
+        if self.is_stepped:
             step = next(step for most, step in STEPS if padded <= most)
-        return -(-padded // step) * step
+            padded = -(-padded // step) * step
+        rest = 0 if self.bucket is None else padded % self.bucket
+        return padded + max(0, self.minimum - rest) if rest else padded
 
 
 @dataclass(frozen=True, slots=True)

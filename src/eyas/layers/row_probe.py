@@ -11,6 +11,7 @@ Legend: T rows, I input features.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -23,7 +24,8 @@ CPU = torch.device("cpu")
 MINIMUMS = (2, 8)
 """The least row counts that are tried, above which all counts may agree."""
 BUCKET = 32
-"""Rows of a product if only a fixed count is exact."""
+"""The most rows of a product if not all counts agree. With AMX oneDNN adds up 1 to 32 rows in one
+order, and more in others."""
 MAX_PROBE_PRODUCTS = 200_000_000
 """The most multiply-adds for one shape, beyond the row counts that are always tried."""
 MAX_SHUFFLED_ROWS = 48
@@ -42,36 +44,55 @@ def find_row_order(
     Otherwise row counts are tried.
 
     max_rows: of the largest forward pass, padding included. Returns the first rule that held: all
-    rows in one product from 2 or from 8 rows on, else BUCKET rows at a time. If neither holds, the
-    report is not exact and names the shape that differed.
+    rows in one product, from 2 or from 8 rows on; pieces of up to BUCKET rows, from 2 or from 8 on;
+    pieces of exactly BUCKET rows. If none holds, the report is not exact and names the shape that
+    differed.
     """
     if is_available(dtype, CPU):
         return RowOrderReport(RowOrder(), True, "products have one order for any number of rows")
     least = MINIMUMS[0]
     max_rows = RowOrder(least, is_stepped=True).pad(max_rows)
-    failures: list[tuple[int, str]] = []
-    with torch.inference_mode():
-        for label, layer, in_features, work in _probes(shapes, heads, dtype):
-            rows_TI = _rows(max_rows, in_features, dtype)
-            count = _largest_differing_count(layer, rows_TI, max_rows, work, least)
-            if count:
-                failures.append((count, label))
-    if not failures:
-        order = RowOrder(least, is_stepped=True)
-        return RowOrderReport(order, True, f"every shape agrees from {least} rows up")
-    worst, label = max(failures)
+    differing = partial(_worst_count, shapes, heads, dtype, least)
+    worst, label = differing(max_rows)
     for minimum in MINIMUMS:
         if worst < minimum:
-            reason = f"every shape agrees from {minimum} rows up ({label} differs at {worst})"
+            rest = f" ({label} differs at {worst})" if worst else ""
+            reason = f"every shape agrees from {minimum} rows up{rest}"
             return RowOrderReport(RowOrder(minimum, is_stepped=True), True, reason)
-    reason = f"{label} differs at {worst} rows"
+    reason = f"for {label} differs at {worst} rows"
+    worst, label = differing(BUCKET)
+    for minimum in MINIMUMS:
+        if worst < minimum:
+            order = RowOrder(minimum, BUCKET, is_stepped=True)
+            return RowOrderReport(
+                order, True, f"products run up to {BUCKET} rows at a time, {reason}"
+            )
     order = RowOrder(BUCKET, BUCKET)
     with torch.inference_mode():
         for label, layer, in_features, _ in _probes(shapes, heads, dtype):
             if not _is_exact_in_place(layer, _rows(BUCKET, in_features, dtype)):
                 text = f"{label} depends on the other rows even at {BUCKET} rows"
                 return RowOrderReport(order, False, text)
-    return RowOrderReport(order, True, f"products run {BUCKET} rows at a time, for {reason}")
+    return RowOrderReport(order, True, f"products run {BUCKET} rows at a time, {reason}")
+
+
+def _worst_count(
+    shapes: Sequence[tuple[int, int]],
+    heads: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+    minimum: int,
+    max_rows: int,
+) -> tuple[int, str]:
+    """Return the largest row count from `minimum` on whose rows differ from those of `max_rows`, and of
+    which layer; 0 if all agree."""
+    worst, where = 0, ""
+    with torch.inference_mode():
+        for label, layer, in_features, work in _probes(shapes, heads, dtype):
+            rows_TI = _rows(max_rows, in_features, dtype)
+            count = _largest_differing_count(layer, rows_TI, max_rows, work, minimum)
+            if count > worst:
+                worst, where = count, label
+    return worst, where
 
 
 Product = Callable[[torch.Tensor], torch.Tensor]
