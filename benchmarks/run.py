@@ -168,6 +168,10 @@ ON_GPU |= {
         *(*LOADED, "--drafter", "eagle3", *CHAIN_OF_5, "--synthetic-acceptance", "3.52"),
     ],
     "h200_serve_loaded_plain": [*LOADED, "--drafter", "root"],
+    "h200_serve_http": [
+        *("benchmarks/serve_http.py", "--num-requests", "500", "--rate", "48"),
+        *("--prompt-tokens", "512", "--max-tokens", "256"),
+    ],
     "h200_serve_schemas": [
         *("bench", "serve", "--shape", "qwen3-8b", "--dummy-weights", *LOAD, "--rate", "12"),
         *("--tokenizer", "QWEN3", "--schemas", "SCHEMAS", "--drafter", "eagle3", *CHAIN_OF_5),

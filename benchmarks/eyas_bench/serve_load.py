@@ -13,9 +13,11 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from http import HTTPStatus
 from typing import Any
 
-import httpx
+import aiohttp
+import msgspec
 
 from eyas.constraint import Grammar
 from eyas.core import Delta, Request, RequestError, SamplingParams
@@ -35,7 +37,7 @@ WARM_UP_SCHEMA = '{"type":"string"}'
 
 OnProgress = Callable[[int, int], None]
 
-_FAULTS = (httpx.HTTPError, RuntimeError, ValueError, LookupError)
+_FAULTS = (aiohttp.ClientError, TimeoutError, RuntimeError, ValueError, LookupError)
 
 
 class EngineLoad:
@@ -197,21 +199,24 @@ async def run_on_server(
     the server does not answer.
     """
     base = url.rstrip("/").removesuffix("/v1")
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     outcomes = [Outcome(arrival) for arrival in arrivals]
     queue, num_ended = Queue(), 0
-    async with httpx.AsyncClient(base_url=base, timeout=None, limits=limits) as client:
+    endless = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=endless
+    ) as client:
         try:
-            listed = (await client.get("/v1/models", timeout=30.0)).raise_for_status().json()
-            model = listed["data"][0]["id"]
-        except (*_FAULTS, httpx.InvalidURL) as error:
+            async with asyncio.timeout(30), client.get(f"{base}/v1/models") as response:
+                response.raise_for_status()
+                model = (await response.json())["data"][0]["id"]
+        except _FAULTS as error:
             raise ValueError(f"--url: {url} does not list its models ({error})") from error
         started = time.perf_counter()
 
         async def one(outcome: Outcome) -> None:
             nonlocal num_ended
             try:
-                await _stream(client, model, outcome, temperature, started)
+                await _stream(client, base, model, outcome, temperature, started)
             except _FAULTS as error:
                 outcome.error = f"{type(error).__name__}: {error}"
             outcome.ended = time.perf_counter() - started
@@ -230,30 +235,53 @@ async def run_on_server(
     return outcomes, queue
 
 
+class _Usage(msgspec.Struct):
+    completion_tokens: int
+
+
+class _Chunk(msgspec.Struct):
+    """What is read of a chunk of an answer."""
+
+    choices: tuple[msgspec.Raw, ...] = ()
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
 async def _stream(
-    client: httpx.AsyncClient, model: str, outcome: Outcome, temperature: float, started: float
+    client: aiohttp.ClientSession,
+    base: str,
+    model: str,
+    outcome: Outcome,
+    temperature: float,
+    started: float,
 ) -> None:
     times: list[float] = []
-    num_tokens, is_done = 0, False
+    num_tokens, is_done, rest = 0, False, b""
     body = _body(outcome.arrival, model, temperature)
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != httpx.codes.OK:
-            body = (await response.aread())[:300]
-            raise RuntimeError(f"status {response.status_code}: {body!r}")
-        async for line in response.aiter_lines():
-            if not line.startswith("data:"):
-                continue
-            text = line.removeprefix("data:").strip()
-            if text == "[DONE]":
-                is_done = True
-                continue
-            event = json.loads(text)
-            if "error" in event:
-                raise RuntimeError(str(event["error"]))
-            if event.get("usage"):
-                num_tokens = event["usage"]["completion_tokens"]
-            if event["choices"]:
-                times.append(time.perf_counter() - started)
+    async with client.post(f"{base}/v1/completions", json=body) as response:
+        if response.status != HTTPStatus.OK:
+            refusal = (await response.content.read())[:300]
+            raise RuntimeError(f"status {response.status}: {refusal!r}")
+        async for data in response.content.iter_any():
+            now = time.perf_counter() - started
+            *events, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+            for event in events:
+                if not event.startswith(b"data:"):
+                    continue
+                text = event.removeprefix(b"data:").strip()
+                if text == b"[DONE]":
+                    is_done = True
+                    continue
+                chunk = _decode_chunk(text)
+                if chunk.error is not None:
+                    raise RuntimeError(str(chunk.error))
+                if chunk.usage is not None:
+                    num_tokens = chunk.usage.completion_tokens
+                if chunk.choices:
+                    times.append(now)
     if not is_done:
         raise RuntimeError("the stream ended without [DONE]")
     outcome.deliveries = spread(times, num_tokens)
