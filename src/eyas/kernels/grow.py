@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.launch import enter, launch_options
+from eyas.kernels.launch import block_of, enter, launch_options
 from eyas.kernels.rank import LOWEST, index_of, key_of, largest, score_of
 
 _PATH_BLOCK = 16
@@ -215,12 +215,12 @@ def finish(
     sizes_B = torch.empty((num,), dtype=torch.int64, device=device)
     score_BW = torch.empty((num, width), dtype=torch.float32, device=device)
     if num:
-        padded = triton.next_power_of_2(size)
+        padded = block_of(size)
         options = launch_options(pdl)
         keep_best[(num,)](
             pool_tokens, pool_scores, pool_parents, roots_B1.contiguous(),
             tokens_BW, parents_BW, sizes_B, score_BW, size, capacity, width,
-            padded, triton.next_power_of_2(width), is_chain, pdl,
+            padded, block_of(width), is_chain, pdl,
             num_warps=1 if padded <= 64 else 4 if padded <= 1024 else 8, **options,
         )  # fmt: skip
     return tokens_BW, parents_BW, sizes_B, score_BW

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.launch import enter, launch_options
+from eyas.kernels.launch import block_of, enter, launch_options
 from eyas.kernels.rows import empty_numbers, with_rows
 
 _BLOCK = 2048
@@ -121,7 +121,7 @@ def level_rows(
             numbers_XR if below_RF is None else below_RF,
             depth, first_scratch, per_seat, numbers_XR.stride(0), max_position,
             node_slots_BW.stride(0), slots_AC.stride(0), above_RF.stride(0),
-            topk, is_chain, triton.next_power_of_2(width),
+            topk, is_chain, block_of(width),
             size, min(_BLOCK, triton.next_power_of_2(max(size, 1))), pdl,
             num_warps=4 if size else 1, **launch_options(pdl),
         )  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.launch import enter, launch_options
+from eyas.kernels.launch import block_of, enter, launch_options
 
 
 @triton.jit(do_not_specialize=["num_nodes", "num_rows"])
@@ -94,7 +94,7 @@ def node_paths(
         positions_BW if paths_BWP is None else paths_BWP,
         width,
         num_rows,
-        WIDTH=triton.next_power_of_2(width),
+        WIDTH=block_of(width),
         IS_TREE=parents_BW is not None,
         PDL=pdl,
         num_warps=1 if width <= 32 else 4,

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.launch import enter, launch_options
+from eyas.kernels.launch import block_of, enter, launch_options
 
 _NUM_FIELDS = 7
 """Numbers of a row."""
@@ -91,7 +91,7 @@ def node_rows(
             seats_B, roots_B, node_slots_BW, tokens_BW, parents, slots_AC, numbers_XR,
             width, numbers_XR.stride(0), max_position,
             node_slots_BW.stride(0), tokens_BW.stride(0), parents.stride(0), slots_AC.stride(0),
-            parents_BW is None, triton.next_power_of_2(width), pdl,
+            parents_BW is None, block_of(width), pdl,
             num_warps=1 if width <= 64 else 4, **launch_options(pdl),
         )  # fmt: skip
     return numbers_XR.unbind(0)

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.launch import enter, launch_options
+from eyas.kernels.launch import block_of, enter, launch_options
 from eyas.kernels.rows import empty_numbers
 
 _NUM_ROW_FIELDS, _NUM_SEQUENCE_FIELDS = 6, 4
@@ -106,7 +106,7 @@ def tail_rows(
             tokens_AC, slots_AC, numbers_XT, of_sequences_XB,
             longest, numbers_XT.stride(0), of_sequences_XB.stride(0), max_position, null_slot,
             node_slots_BW.stride(0), tokens_AC.stride(0), slots_AC.stride(0),
-            drafts_B is not None, triton.next_power_of_2(longest), pdl,
+            drafts_B is not None, block_of(longest), pdl,
             num_warps=1, **launch_options(pdl),
         )  # fmt: skip
     return numbers_XT.unbind(0), of_sequences_XB.unbind(0)

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.launch import enter, launch_options
+from eyas.kernels.launch import block_of, enter, launch_options
 
 _WALKED = ("tokens", "parents", "sizes", "report")
 _KEPT = ("report", "node_slots", "table_tokens", "table_slots")
@@ -129,7 +129,7 @@ def walk(
             sizes_B.stride(0),
             2 * width + 1,
             IS_CHAIN=parents_BW is None,
-            BLOCK_W=triton.next_power_of_2(width),
+            BLOCK_W=block_of(width),
             PDL=pdl,
             num_warps=1,
             **launch_options(pdl),
@@ -174,7 +174,7 @@ def advance(
         slots_AC.stride(0),
         IS_CHAIN=is_chain,
         HAS_TRASH=trash_seat is not None,
-        BLOCK_W=triton.next_power_of_2(width),
+        BLOCK_W=block_of(width),
         PDL=pdl,
         num_warps=1,
         **launch_options(pdl),
