@@ -215,3 +215,42 @@ def test_a_shape_is_captured_once_it_has_occurred_often_enough() -> None:
     assert [graphs.captures("a", at_once=False) for _ in range(4)] == [False, False, True, True]
     assert graphs.captures("b", at_once=True) and graphs.captures("b", at_once=False)
     assert StepGraphs(torch.device("cpu")).captures("a", at_once=False)
+
+
+def test_a_prepared_stage_is_captured_without_running_before() -> None:
+    """Only a capture that fails runs it first, and is tried again."""
+
+    class Graphs(StepGraphs):
+        num_failing = 0
+
+        def _record(self, name: Hashable, stage: Callable[[], Any]) -> tuple[Any, Any]:
+            if self.num_failing:
+                self.num_failing -= 1
+                raise RuntimeError("not now")
+            return Replayed(), "captured"
+
+    class Replayed:
+        def replay(self) -> None:
+            pass
+
+    runs: list[int] = []
+
+    def stage() -> str:
+        runs.append(1)
+        return "ran"
+
+    graphs = Graphs(torch.device("cpu"))
+    for is_prepared, num_failing, num_runs, result in (
+        (True, 0, 0, "captured"),
+        (True, 1, 1, "captured"),
+        (True, 2, 1, "ran"),
+        (False, 0, 1, "captured"),
+        (False, 1, 1, "ran"),
+    ):
+        runs.clear()
+        stages, graphs.num_failing = Stages(graphs), num_failing
+        stages.is_prepared = is_prepared
+        assert stages.run("a", 0, stage) == result
+        assert (len(runs), graphs.num_failing) == (num_runs, 0)
+        assert stages.run("a", 0, stage) == result
+        assert len(runs) == num_runs + (result == "ran")

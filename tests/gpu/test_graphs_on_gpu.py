@@ -58,3 +58,35 @@ def test_random_numbers_are_drawn_after_a_capture_that_failed(is_of_the_host: bo
     for expected in (6.0, 9.0):
         numbers.add_(1)
         assert graphs.run("first", 0, numbers.sum) == expected
+
+
+def test_a_prepared_stage_that_cannot_be_captured_unrun_runs_first() -> None:
+    """As one that waits for the device where it runs for the first time."""
+    device = torch.device("cuda")
+    numbers, calls = torch.arange(4.0, device=device), []
+
+    def stage() -> torch.Tensor:
+        calls.append(torch.cuda.is_current_stream_capturing())
+        if len(calls) < 3:
+            torch.cuda.synchronize()
+        return numbers + 1
+
+    stages = StepGraphs(device).of("a")
+    stages.is_prepared = True
+    for _ in range(2):
+        numbers.add_(1)
+        assert torch.equal(stages.run("first", 0, stage), numbers + 1)
+    assert calls == [True, False, True]
+    assert stages.run("second", 0, numbers.sum) == 14 and calls == [True, False, True]
+    assert torch.randn(100, device=device).unique().numel() > 90
+
+
+def test_a_kernel_that_is_not_compiled_yet_can_be_in_a_capture() -> None:
+    from eyas.kernels.gate_heads import gate_heads
+
+    device = torch.device("cuda")
+    out, gate = torch.randn(3, 24 * 7, device=device), torch.randn(3, 24 * 7, device=device)
+    stages = StepGraphs(device).of("a")
+    stages.is_prepared = True
+    found = stages.run("first", 0, lambda: gate_heads(out.clone(), gate, pdl=True))
+    assert torch.allclose(found, gate_heads(out.clone(), gate), atol=1e-6)

@@ -690,9 +690,9 @@ MUTATIONS = [
     Mutation(
         "graphs of all stages share their memory",
         "runner/graphs.py",
-        "Stages.run",
-        "captured = self._captured[name, key] = self.graphs.capture(name, stage)",
-        'captured = self._captured[name, key] = self.graphs.capture("all", stage)',
+        "Stages._capture",
+        "captured = self.graphs.capture(name, stage)",
+        'captured = self.graphs.capture("all", stage)',
         "tests/laws/test_capture_law.py::test_a_model_of_two_layers_says_the_same_from_graphs",
     ),
     Mutation(

@@ -196,12 +196,14 @@ class PlannedBatch:
         self._max_length = max_length
         num = len(self._rooted)
         self._graphs: StepGraphs | None = None
+        self._is_prepared = False
         self._num_rows = num
         if graphs is not None and num and params.is_capturable:
             num_rows, length = bucket_of(num), min(length_of(max_length), table.num_columns)
             shape = num_rows, width, length, params.signature
             if graphs.captures(shape, at_once=captures_at_once):
                 self._graphs, self._num_rows, self._max_length = graphs, num_rows, length
+                self._is_prepared = graphs.prepares and not captures_at_once
         self._packed = self._pack()
         if self._graphs is not None:
             self._graphs.send_inputs(self._num_rows, width, self._packed)
@@ -233,6 +235,7 @@ class PlannedBatch:
             node_slots_BW = inputs.node_slots_BW
             params = self._graphs.params(num_rows, params)
             stages = self._graphs.of((num_rows, width, self._max_length))
+            stages.is_prepared |= self._is_prepared
         return Batch(
             table=table,
             spans=self._spans,

@@ -1,11 +1,12 @@
 """CUDA graphs of the stages of a step, and the static tensors that they read.
 
 A stage is a function of tensors on the device: a drafter's expansion, the forward pass, the
-verdict. Its first call runs the function, which prepares its kernels, then captures it and replays
-the graph. So a stage may run twice on the same inputs and must give the same result. Later calls
-replay the graph. A replay writes the tensors that the function returned while it was captured, and
-later stages were captured reading those tensors. If a stage cannot be captured, steps of its shape
-run without graphs from then on.
+verdict. Its first call captures it and replays the graph, later calls replay the graph. If nothing
+has prepared its kernels yet, or the capture fails, the function first runs without one, and is then
+captured (again). So a stage may run twice on the same inputs and must give the same result. A replay
+writes the tensors that the function returned while it was captured, and later stages were captured
+reading those tensors. If a stage cannot be captured, steps of its shape run without graphs from then
+on.
 
 Where several ranks run the model, the forward pass in a stage exchanges tensors with the other ranks,
 which capture it at the same time, and replay it when they are told to (`runner.ranks.Leader`).
@@ -28,7 +29,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet, finalize
 
@@ -47,9 +48,9 @@ Result = TypeVar("Result")
 MAX_GRAPHS = 1024
 """The most graphs that are cached: about 0.3 GiB without their results (on one H200, 300 graphs take 96
 MiB)."""
-CAPTURED_AT = 3
-"""The occurrence of a step's shape that an engine captures: under load many shapes occur once or twice,
-and a capture takes longer than such a step."""
+CAPTURED_AT = 2
+"""The occurrence of a step's shape that an engine captures: the first one prepares its kernels, and a
+capture takes little longer than a step without graphs."""
 SMALLEST_LENGTH = 512
 """Sequences up to this length share graphs. Longer ones share them up to each power of two."""
 
@@ -120,21 +121,35 @@ class Captured:
 
 
 def recorded(stage: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """Return the graph of a stage, and the result that its replays write. pool: of its memory."""
+    """Return the graph of a stage, and the result that its replays write. pool: of its memory.
+
+    Unlike `torch.cuda.graph` this waits for nothing, and keeps the free memory of torch's allocators:
+    other steps are under way, and the next ones need it.
+    """
     graph = torch.cuda.CUDAGraph()
-    with (
-        restoring_generator(),
-        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
-    ):
-        result = stage()
+    with restoring_generator(), torch.cuda.stream(_capture_stream(torch.cuda.current_device())):
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            result = stage()
+        finally:
+            graph.capture_end()
     return graph, result
 
 
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 class Stages:
-    """The captured stages of one step shape. graphs: shared by all shapes."""
+    """The captured stages of one step shape. graphs: shared by all shapes.
+
+    is_prepared: a step of this shape has run without graphs.
+    """
 
     def __init__(self, graphs: StepGraphs) -> None:
         self.graphs = graphs
+        self.is_prepared = False
         self._captured: dict[Hashable, Captured] = {}
         self._has_given_up = False
 
@@ -152,19 +167,30 @@ class Stages:
         if captured is not None:
             captured.replay()
         else:
-            result = stage()
-            try:
-                captured = self._captured[name, key] = self.graphs.capture(name, stage)
-                captured.replay()
-            except Exception:
-                # The result of the call is valid, but stages that read it must not be captured either.
-                log.warning("a stage of a step cannot be captured: %s", name, exc_info=True)
-                self._has_given_up = True
-                self._captured.clear()
-                return result
+            captured = self._capture(name, stage) if self.is_prepared else None
+            if captured is None:
+                result = stage()
+                captured = self._capture(name, stage)
+                if captured is None:
+                    # The result of the call is valid, but stages that read it must not be captured.
+                    log.warning("a stage of a step cannot be captured: %s", name)
+                    self._has_given_up = True
+                    self._captured.clear()
+                    return result
+            self._captured[name, key] = captured
             self.graphs.make_room()
         self.graphs.num_replays += 1
         return captured.result
+
+    def _capture(self, name: Hashable, stage: Callable[[], Any]) -> Captured | None:
+        """Capture and replay a stage; None if that fails."""
+        try:
+            captured = self.graphs.capture(name, stage)
+            captured.replay()
+        except Exception:
+            log.info("a stage of a step was not captured: %s", name, exc_info=True)
+            return None
+        return captured
 
     def to_static(self, tree: DraftTree) -> DraftTree:
         """Return `tree` at fixed addresses: itself if a replay wrote it, else a copy."""
@@ -179,6 +205,7 @@ class StepGraphs:
 
     max_graphs: how many graphs are kept, at least those of one shape. captured_at: the occurrence of a
     shape from which its steps are captured. announcer: to the other ranks; None where there are none.
+    prepares: whether steps of a shape run without graphs first, unless they are captured at once.
     num_captured: graphs captured so far; num_replays: calls that were served by a replay.
     """
 
@@ -193,6 +220,7 @@ class StepGraphs:
         self._device = device
         self._max_graphs = max_graphs
         self._captured_at = captured_at
+        self.prepares = captured_at > 1
         self._num_seen: Counter[Hashable] = Counter()
         self._announcer = announcer
         self._shapes: OrderedDict[Hashable, Stages] = OrderedDict()
