@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from eyas.children import freeze_loaded
 from eyas.constraint import Grammar
 from eyas.core import Delta, Request, RequestError, SamplingParams
 from eyas.engine.engine import Engine
@@ -161,6 +162,7 @@ def run_on_engine(
     """Warm the engine up, and run the load."""
     for _ in range(WARM_UPS):
         EngineLoad(engine, to_warm_up(engine, arrivals), temperature, None).run()
+    freeze_loaded()  # as an engine process does
     return EngineLoad(engine, arrivals, temperature, on_progress).run()
 
 

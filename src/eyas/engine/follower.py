@@ -24,6 +24,7 @@ from eyas import logs, wire
 from eyas.attention import open_attention
 from eyas.cache import KVStore
 from eyas.cache.store import KVScales
+from eyas.children import freeze_loaded
 from eyas.config import EngineConfig
 from eyas.engine.cache_size import MAP_BYTES
 from eyas.engine.kv_format import resolve_kv_dtype
@@ -124,6 +125,7 @@ def follow(setup: wire.RankSetup, load: LoadModel) -> None:
     )
     sequences = SequenceRanks(slots.num_slots, group) if shard.by_sequence else None
     runner = ModelRunner(model, open_attention(kv), sequences=sequences)
+    freeze_loaded()
     Follower(group, runner).run()
 
 

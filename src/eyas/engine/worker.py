@@ -24,6 +24,7 @@ import msgspec
 import zmq
 
 from eyas import logs, wire
+from eyas.children import freeze_loaded
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import Grammar
 from eyas.core import STEP_FAILED, Delta, GrammarsBusy, GrammarsUnavailable, Request, RequestError
@@ -310,6 +311,7 @@ def main(build: Callable[[EngineConfig, LoadingReports], WorkerEngine] | None = 
     try:
         build = build or partial(_build, link.wake)
         engine = build(setup.config, LoadingReports(link.send))
+        freeze_loaded()
         return Worker(engine, link).run()
     except Exception as error:
         is_for_users = engine is None and isinstance(error, ValueError)

@@ -25,6 +25,7 @@ import msgspec
 import uvicorn
 
 from eyas import logs
+from eyas.children import freeze_loaded
 from eyas.config import EngineConfig
 from eyas.core import DraftCounts
 from eyas.server.app import create_app
@@ -267,6 +268,7 @@ async def on_ready(service: Service, url: str) -> None:
     """Load the text processor of the ready engine's model, and log what was chosen. ValueError if it
     cannot be loaded."""
     await service.load_text_processor()
+    freeze_loaded()
     info = service.client.info
     if info is not None:
         choices = [*info.choices, *service.text_processor.choices, *server_choices(service.options)]
