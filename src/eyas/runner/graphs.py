@@ -123,9 +123,17 @@ class Captured:
 def recorded(stage: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
     """Return the graph of a stage, and the result that its replays write. pool: of its memory.
 
-    Unlike `torch.cuda.graph` this waits for nothing, and keeps the free memory of torch's allocators:
-    other steps are under way, and the next ones need it.
+    Unlike `torch.cuda.graph` this waits for nothing, and keeps the free memory of torch's allocators,
+    unless the capture needs it: other steps are under way, and the next ones use it.
     """
+    try:
+        return _record(stage, pool)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()  # during a capture the allocator does not do so by itself
+        return _record(stage, pool)
+
+
+def _record(stage: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
     graph = torch.cuda.CUDAGraph()
     with restoring_generator(), torch.cuda.stream(_capture_stream(torch.cuda.current_device())):
         graph.capture_begin(pool, capture_error_mode="thread_local")
