@@ -30,6 +30,7 @@ from eyas.models.heads.hyper import head_class
 from eyas.models.heads.network import DraftHead
 from eyas.models.heads.spec import HeadSpec, default_taps
 from eyas.models.hyper_decoder import decoder_class
+from eyas.models.load import meta_parameters
 from eyas.models.packing import packable
 from eyas.models.spec import LayerTraits, ModelSpec
 from eyas.ops.route import Routing
@@ -496,10 +497,7 @@ def dummy_layouts(
     def choose(parameter: str) -> Layout | None:
         return None if experts_alone and ".experts." not in parameter else wanted
 
-    shard = replace(shard, group=None)
-    new_decoder = decoder_class(spec)
-    empty = new_decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1, shard=shard)
-    found = packable(spec, empty.parameters(), choose)
+    found = packable(spec, meta_parameters(spec, shard), choose)
     if not found:
         raise ValueError(f"quantization: {quantization} fits no weight of {spec.architecture}")
     return found

@@ -107,7 +107,7 @@ def test_a_rank_reads_what_it_holds_and_no_more(
     monkeypatch.setattr(_Readers, "read", refuse)
     held = filled(files, Shard(1, 2, by_tree=True, by_expert=True))
     assert num_read == sum(block.numel() for blocks in held.values() for block in blocks)
-    assert num_read < 0.7 * files.spec.num_parameters
+    assert num_read < 0.7 * files.num_parameters
 
 
 def test_a_cut_turns_with_its_tensor() -> None:

@@ -208,7 +208,7 @@ def _describe(
         directory="" if parts.directory is None else str(parts.directory),
         grammar_backend=config.grammar.backend if has_grammars else None,
         architecture=sizes.spec.architecture,
-        num_parameters=parts.spec.num_parameters,
+        num_parameters=parts.num_parameters,
         device=str(hardware.device),
         dtype=str(parts.dtype).removeprefix("torch."),
         kv_cache_dtype=kv_dtype_name(sizes.kv_dtype),

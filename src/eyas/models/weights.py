@@ -23,7 +23,7 @@ from eyas.kernels.packed import MOST_EXPONENT, PackedWeight, Weight, bytes_of
 from eyas.models.checkpoint import Checkpoint, Kept, Region
 from eyas.models.formats import StoredTensor
 from eyas.ops.dequantise import dequantised
-from eyas.parallel.cut import Cut, Parameter, whole
+from eyas.parallel.cut import Cut, Parameter, whole, whole_shape
 
 Progress = Callable[[str, int, int], None]
 """Called with (tensor name, bytes copied, bytes in all) after each tensor."""
@@ -188,7 +188,7 @@ def wanted_tensors(
     _check_names(wanted, checkpoint, tied_head, ignored)
     for name, parameter in wanted.items():
         blocks = parameters[parameter]
-        shape = (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:])
+        shape = whole_shape(blocks)
         if (match := _PACKED.search(parameter)) and blocks[0].dim() == 2:
             num_experts = len(blocks) // (2 if match[1] == "gate_up" else 1)
             shape = (num_experts, shape[0] // num_experts, *shape[1:])

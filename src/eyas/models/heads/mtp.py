@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.models.checkpoint import Checkpoint
+from eyas.models.heads.hyper import parameter_shapes
 from eyas.models.heads.read import check_parameters
 from eyas.models.heads.spec import HeadSpec
 from eyas.models.registry import family_of, published_names
@@ -197,7 +198,7 @@ def _stored_shapes(
     spec: HeadSpec, layout: MtpLayout, target: ModelSpec, checkpoint: Checkpoint
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the layer's parameters as stored: all experts may be one tensor."""
-    shapes, experts = spec.parameter_shapes, spec.experts
+    shapes, experts = parameter_shapes(spec), spec.experts
     names = family_of(target.architecture).CHECKPOINT_NAMES
     if experts is None or "layers.{layer}.mlp.experts.gate_up.weight" not in names:
         return shapes

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from eyas.models.checkpoint import Checkpoint
 from eyas.models.config_file import ConfigFile
+from eyas.models.heads.hyper import parameter_shapes
 from eyas.models.heads.names import UNUSED, file_name, stored_names
 from eyas.models.heads.spec import HeadKind, HeadSpec, default_taps
 from eyas.models.heads.vocabulary import read_draft_ids
@@ -81,7 +82,7 @@ def read_eagle(directory: Path, target: ModelSpec) -> HeadSpec:
     _refuse_unsupported(outer, config, stored)
     spec = _spec(config, outer, checkpoint, stored, target)
     check_parameters(spec, checkpoint, parameter_files(spec, stored))
-    unknown = set(stored) - {file_name(name) for name in spec.parameter_shapes}
+    unknown = set(stored) - {file_name(name) for name in parameter_shapes(spec)}
     unknown = {name for name in unknown if not UNUSED.search(name)}
     if spec.kind == "eagle":
         unknown.discard("lm_head.weight")  # the target's, by definition
@@ -133,7 +134,7 @@ def parameter_files(spec: HeadSpec, stored: Mapping[str, str]) -> dict[str, str]
     """Return the tensor name of each parameter of an EAGLE head, whether the file has it or not."""
     return {
         parameter: stored.get(file_name(parameter), file_name(parameter))
-        for parameter in spec.parameter_shapes
+        for parameter in parameter_shapes(spec)
     }
 
 
@@ -145,14 +146,14 @@ def check_parameters(
 ) -> None:
     """Refuse a checkpoint that lacks a parameter of `files`, or holds one of another shape.
 
-    shapes: of the parameters as stored; None is `spec.parameter_shapes`.
+    shapes: of the parameters as stored; None is `parameter_shapes`.
     """
     if missing := [name for name in files.values() if name not in checkpoint.tensors]:
         raise ValueError(
             f"{checkpoint.directory} lacks {listed(missing)}; the head is incomplete or its "
             "config.json describes another: download both again"
         )
-    for parameter, shape in (shapes or spec.parameter_shapes).items():
+    for parameter, shape in (shapes or parameter_shapes(spec)).items():
         tensor = checkpoint.tensors[files[parameter]]
         if parameter == "fc.weight" and tensor.shape[1:] != shape[1:]:
             states = len(spec.taps) if spec.fuses_states else 2
