@@ -205,6 +205,10 @@ class ConfigFile:
             raise self.error(field, "is missing; the checkpoint's configuration is incomplete")
         return value
 
+    def window(self) -> int | None:
+        """Return `sliding_window`; None where the field is absent or null."""
+        return None if self.values.get("sliding_window") is None else self.count("sliding_window")
+
     def flag(self, field: str, default: bool = False) -> bool:
         """Return a boolean; `default` where the field is absent or null."""
         value = self.values.get(field)

@@ -139,13 +139,6 @@ def read(config: ConfigFile) -> ModelSpec:
     }
     spec = dense.read_dense(
         ConfigFile(config.path, plain),
-        family="deepseek_v4",
-        head_dim=None,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        window=None,
     )
     experts = read_experts(
         config,

@@ -86,13 +86,12 @@ GATE_UP = ("mlp.gate.weight", "mlp.up.weight")
 def read_dense(
     config: ConfigFile,
     *,
-    family: str,
-    head_dim: int | None,
-    qkv_bias: bool,
-    output_bias: bool,
-    mlp_bias: bool,
-    qk_norm: bool,
-    window: int | None,
+    head_dim: int | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    window: int | None = None,
     first_windowed_layer: int = 0,
     has_partial_rope: bool = False,
     is_interleaved: bool = False,
@@ -137,7 +136,6 @@ def read_dense(
     vocab_size = config.count("vocab_size")
     return ModelSpec(
         architecture=config.values["architectures"][0],
-        family=family,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_layers=num_layers,

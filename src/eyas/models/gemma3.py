@@ -57,11 +57,9 @@ def read(config: ConfigFile) -> ModelSpec:
     attention_bias = config.flag("attention_bias")
     spec = dense.read_dense(
         config.with_rope_of("full_attention"),
-        family="gemma3",
         head_dim=256,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
-        mlp_bias=False,
         qk_norm=True,
         window=config.count("sliding_window"),
         checks_activation=False,

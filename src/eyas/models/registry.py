@@ -49,7 +49,7 @@ ARCHITECTURES = {
     "GlmForCausalLM": Architecture("glm4", "glm"),
     "GptOssForCausalLM": Architecture("gpt_oss", "gpt_oss"),
     "LlamaForCausalLM": Architecture("llama", "llama"),
-    "MiMoForCausalLM": Architecture("mimo", "mimo"),
+    "MiMoForCausalLM": Architecture("qwen2", "mimo"),
     "MistralForCausalLM": Architecture("llama", "mistral"),
     "Mistral3ForConditionalGeneration": Architecture("llama", "mistral3", has_vision=True),
     "MixtralForCausalLM": Architecture("mixtral", "mixtral"),

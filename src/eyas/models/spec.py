@@ -55,7 +55,6 @@ LLAMA = LayerTraits()
 class ModelSpec:
     """The facts of one decoder.
 
-    family: name of the module of `eyas.models` that read it.
     qkv_bias, output_bias, mlp_bias: whether these projections have a bias. qk_norm: whether each query
     and key head is RMS-normalised. tie_embeddings: the logits head uses the embedding's weights.
     windows: for each layer, the number of latest positions that a query attends to, its own included;
@@ -74,7 +73,6 @@ class ModelSpec:
     """
 
     architecture: str
-    family: str
     vocab_size: int
     hidden_size: int
     num_layers: int
