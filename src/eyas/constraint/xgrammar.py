@@ -295,11 +295,14 @@ class _Compiler:
             except TimeoutError:
                 self._replace()
                 raise too_slow(self._deadline_seconds) from None
-            except OSError:
+            except (OSError, ValueError):  # `close` may close the pipes meanwhile
                 self._replace()
                 raise GrammarError(
                     "the compiler died of it; make it smaller", "too_complex"
                 ) from None
+            finally:
+                if self._is_closed:  # by another thread, which could not see a new process
+                    self._kill()
             return msgspec.json.decode(line, type=Answer)
 
     def close(self) -> None:
