@@ -12,6 +12,7 @@ from typing import Any
 
 from eyas.models import dense
 from eyas.models.config_file import ConfigFile
+from eyas.models.rope_fields import read_rope
 from eyas.models.spec import LayerTraits, ModelSpec
 
 CHECKPOINT_NAMES = dense.names_with(
@@ -67,7 +68,7 @@ def read(config: ConfigFile) -> ModelSpec:
     return replace(
         spec,
         traits=TRAITS,
-        window_rope=config.with_rope_of("sliding_attention").rope(spec.head_dim),
+        window_rope=read_rope(config.with_rope_of("sliding_attention"), spec.head_dim),
         attention_scale=config.number("query_pre_attn_scalar") ** -0.5,
         embedding_scale=math.sqrt(spec.hidden_size),
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from eyas.models import olmo2
 from eyas.models.config_file import ConfigFile
+from eyas.models.rope_fields import read_rope
 from eyas.models.spec import ModelSpec
 
 CHECKPOINT_NAMES = olmo2.CHECKPOINT_NAMES
@@ -20,5 +21,5 @@ def read(config: ConfigFile) -> ModelSpec:
     config = config.with_defaults(DEFAULTS).with_ropes_by_layer_type(every=4)
     full, window = config.with_rope_of("full_attention"), config.count("sliding_window")
     spec = olmo2.read(full, window)
-    window_rope = config.with_rope_of("sliding_attention").rope(spec.head_dim)
+    window_rope = read_rope(config.with_rope_of("sliding_attention"), spec.head_dim)
     return replace(spec, window_rope=window_rope)

@@ -29,6 +29,7 @@ from eyas.models.heads.hyper import parameter_shapes
 from eyas.models.heads.names import UNUSED, file_name, stored_names
 from eyas.models.heads.spec import HeadKind, HeadSpec, default_taps
 from eyas.models.heads.vocabulary import read_draft_ids
+from eyas.models.rope_fields import max_position, read_rope
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import check_tensor, listed
 
@@ -236,7 +237,7 @@ def _spec(
         raise config.error("num_key_value_heads", f"must divide {num_query_heads} attention heads")
     num_layers = config.count("num_hidden_layers", _num_layers(stored))
     head_dim = config.count("head_dim", max(1, hidden_size // num_query_heads))
-    rope = config.rope(head_dim)
+    rope = read_rope(config, head_dim)
     draft_vocab_size = config.count("draft_vocab_size", vocab_size)
     config = ConfigFile(config.path, {"max_position_embeddings": 2048, **config.values})
     taps = (target.num_layers + 1,)
@@ -257,7 +258,7 @@ def _spec(
         intermediate_size=config.count("intermediate_size"),
         norm_epsilon=config.epsilon(),
         rope=rope,
-        max_position=config.max_position(rope),
+        max_position=max_position(config, rope),
         taps=taps,
         windows=_windows(config, num_layers),
         own_embedding="embed_tokens.weight" in stored,
