@@ -367,6 +367,10 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
         "must be a list of layer numbers",
     ),
     "shape": ({"intermediate_size": 80}, r"has shape \[72, 64\], expected \[80, 64\]"),
+    "sizes of no tensor": (
+        {"hidden_size": 2**31 - 1, "intermediate_size": 2**31 - 1, "target_hidden_size": 64},
+        "the sizes in the head's config.json are not those of a head",
+    ),
     "draft vocabulary": ({"draft_vocab_size": 90}, r"has shape \[100, 64\], expected \[90, 64\]"),
     "a norm that is missing": ({"fc_norm": True}, r"lacks tensors 'fc_norm\.0\.weight'"),
     "two norms": ({"fc_norm": True, "norm_before_fc": True}, "exclude each other"),

@@ -19,7 +19,7 @@ from eyas.models.checkpoint import Checkpoint
 from eyas.models.config_file import ConfigFile
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
-from eyas.models.heads.hyper import head_class
+from eyas.models.heads.hyper import head_class, parameter_shapes
 from eyas.models.heads.mtp import find_layout, mtp_files, read_mtp
 from eyas.models.heads.names import stored_names
 from eyas.models.heads.network import DraftHead
@@ -176,7 +176,9 @@ def _files(spec: HeadSpec, checkpoint: Checkpoint, target: ModelSpec) -> dict[st
         layout = find_layout(checkpoint, spec.num_target_layers)
         assert layout is not None
         return mtp_files(spec, layout, target, checkpoint)
-    return parameter_files(spec, stored_names(checkpoint.tensors, checkpoint.directory))
+    return parameter_files(
+        parameter_shapes(spec), stored_names(checkpoint.tensors, checkpoint.directory)
+    )
 
 
 def _fill_from_target(

@@ -176,8 +176,9 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
         compressed=target.compressed[0].without_entries if target.compressed else None,
         hyper=target.hyper,
     )
-    files = mtp_files(spec, layout, target, checkpoint)
-    check_parameters(spec, checkpoint, files, _stored_shapes(spec, layout, target, checkpoint))
+    shapes = _stored_shapes(spec, layout, target, checkpoint)
+    files = {parameter: layout.file_name(parameter, target) for parameter in shapes}
+    check_parameters(spec, checkpoint, files, shapes)
     if unknown := sorted(stored - {name.removeprefix(prefix) for name in files.values()}):
         raise ValueError(
             f"{checkpoint.directory} holds {listed([prefix + name for name in unknown])}, which an "

@@ -94,11 +94,11 @@ class DraftHead:
 
         "head.weight" is also there where the output layer is a selection of the target's rows.
         """
-        tensors: dict[str, list[Parameter]] = {
-            f"{name}.weight": [norm.parameter()] for name, norm in self._norms.items()
-        }
+        tensors: dict[str, list[Parameter]] = {}
         if self.spec.own_embedding:
             tensors["embedding.weight"] = [self._embedding.weight_VD]
+        for name, norm in self._norms.items():
+            tensors[f"{name}.weight"] = [norm.parameter()]
         if self._owns_head:
             tensors["head.weight"] = list(self._head.parameters())
         for prefix, part in self._parts:

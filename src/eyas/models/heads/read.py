@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,8 +82,9 @@ def read_eagle(directory: Path, target: ModelSpec) -> HeadSpec:
     stored = stored_names(checkpoint.tensors, directory)
     _refuse_unsupported(outer, config, stored)
     spec = _spec(config, outer, checkpoint, stored, target)
-    check_parameters(spec, checkpoint, parameter_files(spec, stored))
-    unknown = set(stored) - {file_name(name) for name in parameter_shapes(spec)}
+    shapes = parameter_shapes(spec)
+    check_parameters(spec, checkpoint, parameter_files(shapes, stored), shapes)
+    unknown = set(stored) - {file_name(name) for name in shapes}
     unknown = {name for name in unknown if not UNUSED.search(name)}
     if spec.kind == "eagle":
         unknown.discard("lm_head.weight")  # the target's, by definition
@@ -131,11 +132,11 @@ def read_facts(directory: Path) -> HeadFacts:
     )
 
 
-def parameter_files(spec: HeadSpec, stored: Mapping[str, str]) -> dict[str, str]:
+def parameter_files(parameters: Iterable[str], stored: Mapping[str, str]) -> dict[str, str]:
     """Return the tensor name of each parameter of an EAGLE head, whether the file has it or not."""
     return {
         parameter: stored.get(file_name(parameter), file_name(parameter))
-        for parameter in parameter_shapes(spec)
+        for parameter in parameters
     }
 
 
@@ -143,18 +144,18 @@ def check_parameters(
     spec: HeadSpec,
     checkpoint: Checkpoint,
     files: Mapping[str, str],
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
     """Refuse a checkpoint that lacks a parameter of `files`, or holds one of another shape.
 
-    shapes: of the parameters as stored; None is `parameter_shapes`.
+    shapes: of the parameters as stored.
     """
     if missing := [name for name in files.values() if name not in checkpoint.tensors]:
         raise ValueError(
             f"{checkpoint.directory} lacks {listed(missing)}; the head is incomplete or its "
             "config.json describes another: download both again"
         )
-    for parameter, shape in (shapes or parameter_shapes(spec)).items():
+    for parameter, shape in shapes.items():
         tensor = checkpoint.tensors[files[parameter]]
         if parameter == "fc.weight" and tensor.shape[1:] != shape[1:]:
             states = len(spec.taps) if spec.fuses_states else 2
