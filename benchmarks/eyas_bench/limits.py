@@ -17,7 +17,7 @@ import torch
 from eyas.cache.store import CompressedStore, LayerStore
 from eyas.kernels.packed import Layout
 from eyas.models import ModelSpec
-from eyas.models.layer_products import attention_products, feed_forward_shapes
+from eyas.models.load import parameter_shapes
 
 COPY_BYTES_PER_SECOND = 4.2e12
 """Bytes read plus bytes written of a large copy in the memory of one H200."""
@@ -42,24 +42,15 @@ def weight_bytes_read(
             return math.prod(shape) * dtype.itemsize
         return layout.bytes_of(*shape)
 
-    total = size("head.weight", (spec.vocab_size, spec.hidden_size)) + 0.0
-    for layer in range(spec.num_layers):
-        block = spec.state_of(layer) or spec.compressed_of(layer)
-        products = attention_products(spec) if block is None else block.products(spec.hidden_size)
-        names = ("q", "o") if len(products) == 2 else ("",) * len(products)
-        for name, shape in zip(names, products, strict=True):
-            total += size(f"layers.{layer}.attention.{name}.weight", shape)
-        experts, share = spec.experts_of(layer), 1.0
-        if experts is not None:
-            num, chosen = experts.num_experts, experts.routing.num_chosen
-            share = expected_experts(num, chosen, num_rows) / num
-        for name, shape in feed_forward_shapes(spec, layer, bias=False).items():
-            read = size(f"layers.{layer}.{name}", shape)
-            total += read * (share if ".experts." in name else 1.0)
-        if spec.hyper is not None:
-            connection, _ = spec.hyper.shapes(spec.hidden_size)
-            for part in ("attention", "mlp"):
-                total += size(f"layers.{layer}.{part}_connection.fn", connection)
+    share_read = 1.0  # of the experts
+    if spec.experts is not None:
+        num, chosen = spec.experts.num_experts, spec.experts.routing.num_chosen
+        share_read = expected_experts(num, chosen, num_rows) / num
+    total = 0.0
+    for name, shape in ({"head.weight": spec.head_shape} | parameter_shapes(spec)).items():
+        is_product = len(shape) == 2 and name.endswith((".weight", "_connection.fn"))
+        if is_product and name != "embedding.weight":
+            total += size(name, shape) * (share_read if ".experts." in name else 1.0)
     return total
 
 

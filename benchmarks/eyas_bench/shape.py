@@ -21,7 +21,7 @@ from eyas.engine.ranks import Ranks, shard_of
 from eyas.engine.rehearsal import start_compilers
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
-from eyas.models import resolve_dtype
+from eyas.models import num_parameters, resolve_dtype
 from eyas.models.sharding import check_ranks, of_rank
 from eyas.runner.device import Device
 from eyas.text import Tokenizer, has_tokenizer
@@ -110,6 +110,7 @@ def dummy_parts(
         eos_token_ids = _ends(tokenizer)
     return Parts(
         spec=shape.model,
+        num_parameters=num_parameters(shape.model),
         model=model,
         order=order,
         drafting=drafting,

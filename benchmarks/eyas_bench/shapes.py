@@ -30,6 +30,7 @@ from eyas.models.heads.hyper import head_class
 from eyas.models.heads.network import DraftHead
 from eyas.models.heads.spec import HeadSpec, default_taps
 from eyas.models.hyper_decoder import decoder_class
+from eyas.models.load import meta_parameters
 from eyas.models.packing import packable
 from eyas.models.spec import LayerTraits, ModelSpec
 from eyas.ops.route import Routing
@@ -133,7 +134,6 @@ def _streams_mtp(model: ModelSpec) -> HeadSpec:
 
 _LLAMA = ModelSpec(
     architecture="LlamaForCausalLM",
-    family="llama",
     vocab_size=128256,
     hidden_size=4096,
     num_layers=32,
@@ -155,7 +155,6 @@ _LLAMA = ModelSpec(
 )
 _QWEN = ModelSpec(
     architecture="Qwen3ForCausalLM",
-    family="qwen3",
     vocab_size=151936,
     hidden_size=4096,
     num_layers=36,
@@ -178,7 +177,6 @@ _QWEN = ModelSpec(
 _QWEN_MOE = replace(
     _QWEN,
     architecture="Qwen3MoeForCausalLM",
-    family="qwen3_moe",
     hidden_size=2048,
     num_layers=48,
     num_kv_heads=4,
@@ -190,7 +188,6 @@ _QWEN_MOE = replace(
 _MIXTRAL = replace(
     _LLAMA,
     architecture="MixtralForCausalLM",
-    family="mixtral",
     vocab_size=32000,
     rope=RopeSpec("default", 1000000.0, 128),
     max_position=32768,
@@ -204,7 +201,6 @@ _GPT_OSS_EXPERTS = ExpertSpec(
 _GPT_OSS = replace(
     _LLAMA,
     architecture="GptOssForCausalLM",
-    family="gpt_oss",
     vocab_size=201088,
     hidden_size=2880,
     num_layers=24,
@@ -232,7 +228,6 @@ _GPT_OSS_120B = replace(
 _GLM_AIR = replace(
     _LLAMA,
     architecture="Glm4MoeForCausalLM",
-    family="glm4_moe",
     vocab_size=151552,
     num_layers=46,
     num_query_heads=96,
@@ -247,7 +242,6 @@ _GLM_AIR = replace(
 _V2_LITE_LATENT = LatentSizes(None, 512, 128, 64, 128)
 _V2_LITE = ModelSpec(
     architecture="DeepseekV2ForCausalLM",
-    family="deepseek_v2",
     vocab_size=102400,
     hidden_size=2048,
     num_layers=27,
@@ -282,7 +276,6 @@ def _v3(num_layers: int) -> ModelSpec:
     return replace(
         _V2_LITE,
         architecture="DeepseekV3ForCausalLM",
-        family="deepseek_v3",
         vocab_size=129280,
         hidden_size=7168,
         num_layers=num_layers,
@@ -313,7 +306,6 @@ def _v4(num_layers: int) -> ModelSpec:
     return replace(
         _V2_LITE,
         architecture="DeepseekV4ForCausalLM",
-        family="deepseek_v4",
         vocab_size=129280,
         hidden_size=4096,
         num_layers=num_layers,
@@ -352,7 +344,6 @@ def _qwen_next(num_layers: int) -> ModelSpec:
     return replace(
         _QWEN,
         architecture="Qwen3NextForCausalLM",
-        family="qwen3_next",
         hidden_size=2048,
         num_layers=num_layers,
         num_query_heads=16,
@@ -373,7 +364,6 @@ def _qwen_next(num_layers: int) -> ModelSpec:
 _QWEN_NEXT, _QWEN_NEXT_CUT = _qwen_next(48), _qwen_next(24)
 _TINY = ModelSpec(
     architecture="LlamaForCausalLM",
-    family="llama",
     vocab_size=512,
     hidden_size=128,
     num_layers=2,
@@ -396,7 +386,6 @@ _TINY = ModelSpec(
 _TINY_MOE = replace(
     _TINY,
     architecture="MixtralForCausalLM",
-    family="mixtral",
     experts=ExpertSpec(16, 256, Routing(4)),
     expert_layers=frozenset(range(2)),
 )
@@ -405,7 +394,6 @@ _TINY_LATENT_SIZES = LatentSizes(64, 64, 32, 16, 32)
 _TINY_LATENT = replace(
     _TINY_MOE,
     architecture="DeepseekV3ForCausalLM",
-    family="deepseek_v3",
     num_kv_heads=1,
     head_dim=_TINY_LATENT_SIZES.row_dim,
     rope=RopeSpec("default", 10000.0, 16, is_interleaved=True),
@@ -496,10 +484,7 @@ def dummy_layouts(
     def choose(parameter: str) -> Layout | None:
         return None if experts_alone and ".experts." not in parameter else wanted
 
-    shard = replace(shard, group=None)
-    new_decoder = decoder_class(spec)
-    empty = new_decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1, shard=shard)
-    found = packable(spec, empty.parameters(), choose)
+    found = packable(spec, meta_parameters(spec, shard), choose)
     if not found:
         raise ValueError(f"quantization: {quantization} fits no weight of {spec.architecture}")
     return found

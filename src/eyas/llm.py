@@ -518,7 +518,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Conversation,
-        params: SamplingParams | None = None,
+        params: AnyParams | None = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,

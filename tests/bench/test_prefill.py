@@ -9,6 +9,7 @@ import pytest
 
 from eyas.cli.options import engine_config
 from eyas.engine.engine import Engine
+from eyas.models import num_parameters
 from eyas_bench import prefill
 from eyas_bench.prefill import (
     Interference,
@@ -46,7 +47,7 @@ def make_engine(max_batch_tokens: int = 64) -> Engine:
 def test_operations_are_those_of_products_attention_and_one_row() -> None:
     spec = SHAPES["qwen3-8b"].model
     embeddings = 2 * spec.vocab_size * spec.hidden_size
-    products = 2 * (spec.num_parameters - embeddings) * 8192
+    products = 2 * (num_parameters(spec) - embeddings) * 8192
     attention = 4 * 8192**2 / 2 * 4096 * 36
     assert operations(spec, 8192) == pytest.approx(products + attention + embeddings, rel=1e-4)
     assert operations(spec, 8192) / 1e12 == pytest.approx(133.6, rel=0.01)

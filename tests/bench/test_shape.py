@@ -12,6 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from eyas.cli.options import engine_config
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig
 from eyas.engine.build import assemble
+from eyas.models import num_parameters
 from eyas.runner.device import open_device
 from eyas.schemas import prepare
 from eyas_bench.load import Arrival
@@ -66,7 +67,7 @@ def test_an_engine_of_a_shape_says_what_it_is(name: str) -> None:
     engine = dummy_engine(name, config())
     found = about(engine, name)
     assert found["weights"] == "dummy"
-    assert found["parameters"] == find_shape(name).model.num_parameters
+    assert found["parameters"] == num_parameters(find_shape(name).model)
     assert found["max_model_len"] == 200 and found["device"] == "cpu"
     assert engine.info.drafter == "head" and engine.info.grammar_backend is None
     assert engine.info.model == f"{name}, dummy weights" and engine.info.directory == ""

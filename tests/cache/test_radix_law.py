@@ -41,9 +41,11 @@ class RadixMachine(RuleBasedStateMachine):
         slots = np.arange(self.next_slot, self.next_slot + len(tokens))
         self.next_slot += len(tokens)
         expected = self.known_length(tokens, name)
-        num_known, node = self.tree.insert(array(tokens), slots, name)
-        assert num_known == expected
-        for i in range(num_known, len(tokens)):
+        known, node = self.tree.insert(array(tokens), slots, name)
+        assert known.tolist() == [
+            self.slot_of[name, tuple(tokens[: i + 1])] for i in range(expected)
+        ]
+        for i in range(expected, len(tokens)):
             self.slot_of[name, tuple(tokens[: i + 1])] = int(slots[i])
         assert self.path(node) == tokens
 

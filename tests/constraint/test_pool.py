@@ -199,6 +199,20 @@ def test_stuck_threads_are_bounded(fake: _Backend) -> None:
     pool.close()
 
 
+class _Allocator:
+    """Counts the looks of the thread that watches memory."""
+
+    def __init__(self) -> None:
+        self.num_looks = 0
+
+    def num_bytes(self) -> int:
+        self.num_looks += threading.current_thread().name == "eyas-grammar-memory"
+        return 0
+
+    def trim(self) -> None:
+        pass
+
+
 @pytest.fixture
 def denied(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of threads that the system does not start."""
@@ -252,6 +266,20 @@ def test_without_more_threads_those_there_are_go_on(fake: _Backend, denied: set[
     assert behind.result(300) and not slow.done(), "it is tried again"
     fake.gate.set()
     assert slow.result(300)
+    pool.close()
+
+
+def test_grammars_are_compiled_where_no_thread_can_watch_their_memory(
+    fake: _Backend, denied: set[str]
+) -> None:
+    allocator = _Allocator()
+    pool = CompilePool(fake, deadline_seconds=300, allocator=allocator)
+    denied.add("eyas-grammar-memory")
+    assert all(pool.compile(_spec(f"{i}")).result(300) for i in range(3))
+    assert not allocator.num_looks
+    denied.clear()
+    assert pool.compile(_spec("later")).result(300)
+    until(lambda: allocator.num_looks > 0)  # the thread was tried again
     pool.close()
 
 

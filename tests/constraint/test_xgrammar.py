@@ -75,6 +75,26 @@ def test_without_a_process_for_it_who_asks_is_told_and_later_ones_are_served(
         assert ends(compiled(backend, Regex("[0-9]")), tokens_of(tokenizer, "1"))
 
 
+def test_a_process_that_is_started_while_the_backend_closes_is_ended(
+    xgrammar_backend: Any, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend: Any = build_backend("xgrammar", vocabulary)
+    compiler, started = backend._compiler, []
+    spawn = compiler._spawn
+
+    def closing_spawn() -> Any:
+        started.append(spawn())
+        backend.close()
+        return started[-1]
+
+    monkeypatch.setattr(compiler, "_spawn", closing_spawn)
+    compiler._process.kill()  # the next question is refused, and starts another
+    with pytest.raises(GrammarError, match=r"died|stopping"):
+        compiled(backend, Regex("[0-9]"))
+    (process,) = started
+    assert process.poll() is not None
+
+
 def test_a_process_that_takes_no_question_is_ended_at_the_deadline(
     xgrammar_backend: Any, vocabulary: Vocabulary, tokenizer: Tokenizer
 ) -> None:

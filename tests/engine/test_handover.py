@@ -296,6 +296,29 @@ def test_no_server_there_is_told() -> None:
         assert code == "kv_unavailable" and error is not None and "again" in error
 
 
+def test_without_a_thread_to_read_on_the_request_ends_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+
+    def denied(thread: threading.Thread) -> None:
+        if thread.name.startswith("kv-import"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with new_pair(SETTING, root) as pair:
+        lost, again = pair.taking(asked("lost")), asked("other", PROMPT[::-1])
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", denied)
+            answers, _ = pair.decode.run([lost, again])
+        assert (
+            answers["lost", 0].error is not None and answers["other", 0].finish_reason == "length"
+        )
+        pair.decode.settle()
+        answers, _ = pair.decode.run([lost])  # the prompt is still held
+        assert answers["lost", 0].finish_reason == "length"
+
+
 def test_runs_cover_slots_in_order() -> None:
     slots = np.array([5, 6, 7, 2, 3, 9])
     assert list(runs_of(slots)) == [(0, 5, 3), (3, 2, 2), (5, 9, 1)]

@@ -82,6 +82,7 @@ def kernels_of(directory):
     runner = ModelRunner(model, open_attention(kv))
     parts = Parts(
         spec=files.spec,
+        num_parameters=files.num_parameters,
         model=model,
         order=order,
         drafting=Drafting(("ngram",), config.draft),

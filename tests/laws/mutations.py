@@ -258,8 +258,8 @@ MUTATIONS = [
         "the draft row of the first accepted token is skipped",
         "draft/catch_up.py",
         "RowTracker.step",
-        "batch.rooted[b].root_low + 1",
-        "batch.rooted[b].root_low + 2",
+        "span.root_low + 1",
+        "span.root_low + 2",
         HEADS + "a_head_in_the_engine_is_the_head_on_the_whole_text[eagle-1-roomy]",
     ),
     Mutation(

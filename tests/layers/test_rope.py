@@ -15,7 +15,8 @@ from transformers.models.llama.modeling_llama import (
 
 from eyas.layers.compute import Compute
 from eyas.layers.rope import ROPE_KINDS, RopeTable
-from eyas.models.config_file import UNSCALED_ROPE_KINDS, ConfigFile
+from eyas.models.config_file import ConfigFile
+from eyas.models.rope_fields import UNSCALED_ROPE_KINDS, max_position, read_rope
 from eyas.ops.rotate_and_store import rotate
 
 PARAMETERS: list[dict[str, Any]] = [
@@ -94,7 +95,7 @@ def test_tables_and_rotations_match_transformers(parameters: dict[str, Any], tmp
     q = torch.randn(1, 4, count, head_dim, generator=torch.Generator().manual_seed(0))
     cosine, sine = LlamaRotaryEmbedding(config)(q, positions.unsqueeze(0))
     expected, _ = apply_rotary_pos_emb(q, q, cosine, sine)
-    spec = config_file(tmp_path, rope_parameters=parameters).rope(head_dim)
+    spec = read_rope(config_file(tmp_path, rope_parameters=parameters), head_dim)
     table = RopeTable(spec, count, Compute(torch.float32, torch.device("cpu")))
     ours = table.at(positions).rows()
     assert torch.allclose(ours[0][:, 0], cosine[0], atol=2e-6)
@@ -105,7 +106,7 @@ def test_tables_and_rotations_match_transformers(parameters: dict[str, Any], tmp
 
 
 def test_a_table_may_lag_behind_its_positions(tmp_path: Any) -> None:
-    spec = config_file(tmp_path, rope_parameters=PARAMETERS[0]).rope(64)
+    spec = read_rope(config_file(tmp_path, rope_parameters=PARAMETERS[0]), 64)
     compute = Compute(torch.bfloat16, torch.device("cpu"))
     positions = torch.arange(50)
     lagging = RopeTable(spec, 50, compute, lag=1).at(positions).rows()
@@ -129,7 +130,7 @@ def test_old_and_new_configuration_styles_mean_the_same(
     renamed = {"type" if key == "rope_type" else key: value for key, value in scaling.items()}
     older = config_file(tmp_path, rope_theta=parameters["rope_theta"], rope_scaling=renamed)
     new = config_file(tmp_path, rope_parameters=parameters)
-    assert new.rope(64) == old.rope(64) == older.rope(64)
+    assert read_rope(new, 64) == read_rope(old, 64) == read_rope(older, 64)
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS[3:5], ids=lambda p: p["rope_type"])
@@ -139,7 +140,7 @@ def test_of_two_original_lengths_that_counts_which_transformers_takes(
 ) -> None:
     given = {"full_attention": parameters} if is_nested else parameters
     values = {"original_max_position_embeddings": 256, "rope_parameters": given}
-    spec = config_file(tmp_path, **values).rope(64)
+    spec = read_rope(config_file(tmp_path, **values), 64)
     config = LlamaConfig(max_position_embeddings=4096, **copy.deepcopy(values))
     config.standardize_rope_params()
     expected = config.rope_parameters["full_attention"] if is_nested else config.rope_parameters
@@ -148,22 +149,22 @@ def test_of_two_original_lengths_that_counts_which_transformers_takes(
         parameters["original_max_position_embeddings"] if is_nested else 256
     )
     del values["original_max_position_embeddings"]
-    named = config_file(tmp_path, **values, original_max_position_embeddings=None).rope(64)
+    named = read_rope(config_file(tmp_path, **values, original_max_position_embeddings=None), 64)
     assert named.original_max_position == parameters["original_max_position_embeddings"]
 
 
 def test_dynamic_angles_are_served_as_far_as_they_are_plain(tmp_path: Any) -> None:
     config = config_file(tmp_path, rope_scaling={"type": "dynamic", "factor": 2.0})
-    assert config.max_position(config.rope(64)) == 4096
+    assert max_position(config, read_rope(config, 64)) == 4096
 
 
 @pytest.mark.parametrize("kind", ["longrope", "mrope"])
 def test_other_kinds_are_refused_by_name(kind: str, tmp_path: Any) -> None:
     config = config_file(tmp_path, rope_scaling={"rope_type": kind, "factor": 2.0})
     with pytest.raises(ValueError, match=rf"rope_scaling asks for rope type '{kind}'.*yarn"):
-        config.rope(64)
+        read_rope(config, 64)
 
 
 def test_partial_rotation_is_refused(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match=r"partial_rotary_factor 0\.5"):
-        config_file(tmp_path, partial_rotary_factor=0.5).rope(64)
+        read_rope(config_file(tmp_path, partial_rotary_factor=0.5), 64)

@@ -99,7 +99,7 @@ def test_packed_weights_have_the_values_that_are_decoded_at_load(
     assert_alike(held(copy), plain, 7)
     files = ModelFiles.open(copy)
     sizes = [files.num_bytes(torch.float16, stays_packed=packed) for packed in (True, False)]
-    assert sizes[0] < 0.75 * sizes[1] and sizes[1] == 2 * files.spec.num_parameters
+    assert sizes[0] < 0.75 * sizes[1] and sizes[1] == 2 * files.num_parameters
 
 
 def test_rows_that_come_in_parts_keep_their_scales(

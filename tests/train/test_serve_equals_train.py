@@ -11,6 +11,7 @@ from eyas.layers.compute import Compute
 from eyas.layers.embedding import Embedding
 from eyas.layers.row_order import RowOrder
 from eyas.models.heads import DraftHead
+from eyas.models.heads.hyper import parameter_shapes
 from eyas.train.head.batches import Batch, make_batch
 from eyas.train.head.network import TrainableHead
 from eyas.train.head.target import PaddedAttend, Target
@@ -41,7 +42,7 @@ def served(trained: TrainableHead) -> DraftHead:
         target_ids_V=torch.arange(spec.draft_vocab_size),
     )
     weights = trained.state_dict()
-    assert set(weights) == set(spec.parameter_shapes)
+    assert set(weights) == set(parameter_shapes(spec))
     for name, blocks in head.parameters().items():
         for block, part in zip(blocks, weights[name].split([len(b) for b in blocks]), strict=True):
             block.copy_(part)

@@ -49,6 +49,7 @@ def chats(llm: LLM) -> None:
     assert_type(llm.chat(one, output=Text("yes")), str)
     assert_type(llm.chat([one], output=re.compile("a|b")), list[str])
     assert_type(llm.chat(one, output=JsonSchema({"type": "array"})), Any)
+    assert_type(llm.chat([one], output=JsonSchema({"type": "array"})), Any)
     assert_type(llm.chat(one, output=Literal["yes", "no"]), Literal["yes", "no"])
     assert_type(llm.chat(one, output=int | None), int | None)
     assert_type(llm.chat(one, output=Optional[int]), int | None)  # noqa: UP045
@@ -89,6 +90,9 @@ def streams(llm: LLM) -> None:
     assert_type(llm.stream("The", output=re.compile("a")), Iterator[PartialOutput[str]])
     assert_type(llm.stream_chat(one), Iterator[Delta])
     assert_type(llm.stream_chat(one, output=Person), Iterator[PartialOutput[Person]])
+    schema = JsonSchema({"type": "array"})
+    mapping = {"temperature": 0}
+    assert_type(llm.stream_chat(one, mapping, output=schema), Iterator[PartialOutput[Any]])
     for partial in llm.stream_chat(one, output=list[Person]):
         assert_type(partial.text, str)
         assert_type(partial.value, list[Person] | None)

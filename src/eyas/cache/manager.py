@@ -129,8 +129,7 @@ class CacheManager:
         """Return the rank of a new sequence. num_expected: positions to store, of which a stored prefix
         of `context` is spared. Ranks with too few slots come last."""
         missing = [
-            num_expected - (len(part.tree.match(context, namespace)[0]) if len(context) else 0)
-            for part in self._ranks
+            num_expected - len(part.tree.match(context, namespace)[0]) for part in self._ranks
         ]
         for lease in self._leases:
             missing[lease.rank] += lease.num_missing
@@ -334,8 +333,7 @@ class CacheManager:
             num_offered = min(lease.num_stored, len(tokens))
             if num_offered > lease.num_shared:
                 run = np.asarray(tokens[:num_offered], dtype=np.int64)
-                stored, _ = part.tree.match(run, lease.namespace)
-                part.tree.insert(run, lease.slots[:num_offered], lease.namespace)
+                stored, _ = part.tree.insert(run, lease.slots[:num_offered], lease.namespace)
                 if len(stored) > lease.num_shared:
                     own = lease.slots[lease.num_shared : len(stored)]
                     if self.windows is not None:

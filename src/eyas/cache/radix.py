@@ -65,10 +65,10 @@ class RadixTree:
 
     def insert(
         self, tokens: np.ndarray, slots: np.ndarray, namespace: str
-    ) -> tuple[int, RadixNode]:
-        """Store a prefix. Returns the number of leading tokens that were stored before, and the node at
-        the end of the prefix. The tree takes over the slots of the other tokens; those of the leading
-        tokens still belong to the caller."""
+    ) -> tuple[np.ndarray, RadixNode]:
+        """Store a prefix. Returns the slots of the leading tokens that were stored before, and the node
+        at the end of the prefix. The tree takes over the given slots of the other tokens; those of the
+        leading tokens still belong to the caller."""
         stored, node = self.match(tokens, namespace)
         num_stored = len(stored)
         if num_stored < len(tokens):
@@ -84,7 +84,7 @@ class RadixTree:
                 self.blocks.store(child, tokens, namespace)
             self._push(child)
             node = child
-        return num_stored, node
+        return stored, node
 
     def lock(self, node: RadixNode) -> None:
         """Protect the path from the root to `node` from eviction until `unlock`."""

@@ -61,7 +61,7 @@ def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
 
     name: of the model, as the user wrote it.
     """
-    from eyas.models import read_spec
+    from eyas.models import num_parameters, read_spec
     from eyas.models.formats import format_of
     from eyas.text import sampling_defaults
 
@@ -71,7 +71,7 @@ def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
     return {
         "model": name,
         "architecture": spec.architecture,
-        "parameters": spec.num_parameters,
+        "parameters": num_parameters(spec),
         "weights_bytes": sum(file.stat().st_size for file in directory.glob("*.safetensors")),
         "quantised": None if stored is None else stored.description,
         "layers": spec.num_layers,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 
-from eyas.core import GrammarError
+from eyas.constraint.faults import never_ends
 
 _PIECE = re.compile(
     r"""(?P<skipped> \s+ | (?:\#|//)[^\n]* | ->\s*\w+ )
@@ -52,11 +52,7 @@ def check_ends(lark: str) -> None:
                 if not needed:
                     waiting.append(user)
     if "start" not in ending:
-        raise GrammarError(
-            "no output can match: a rule refers to itself on every path; give it an alternative that "
-            "ends",
-            "invalid",
-        )
+        raise never_ends()
 
 
 def end_of_json(text: str, place: int) -> int:

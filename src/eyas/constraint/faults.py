@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 
 from eyas.constraint.regexes import place_in
-from eyas.core import GrammarError, GrammarFault
+from eyas.core import GrammarError, GrammarFault, GrammarsBusy
 from eyas.grammar import Json, Node, Regex, Source, leaves
 from eyas.schemas import leading_back
 
@@ -45,6 +45,26 @@ def named(error: GrammarError, param: str | None) -> GrammarError:
     """Return the error with the request's field in front."""
     message = f"{param}: {error.message}" if param else error.message
     return type(error)(message, error.fault, param=param)
+
+
+def too_slow(deadline_seconds: float) -> GrammarError:
+    """Return the error of a compilation that its deadline has ended."""
+    words = f"compiling it took more than {deadline_seconds:g} seconds"
+    return GrammarError(words + _remedy("too_complex"), "timeout")
+
+
+def never_ends() -> GrammarError:
+    """Return the error of a grammar whose every text goes on."""
+    return GrammarError(
+        "no output can match: a rule or a schema refers to itself on every path; give it an "
+        "alternative that ends",
+        "invalid",
+    )
+
+
+def stopping() -> GrammarsBusy:
+    """Return the error of a compilation that the end of the engine prevents."""
+    return GrammarsBusy("the engine is stopping; try again later", "timeout")
 
 
 def described(node: Node | None, words: str) -> GrammarError:

@@ -21,6 +21,8 @@ from collections import OrderedDict
 
 from eyas.constraint.allocator import Allocator
 from eyas.constraint.base import Grammar
+from eyas.constraint.threads import started
+from eyas.core import GrammarsUnavailable
 
 LOOK_SECONDS = 2.0
 """Seconds between two looks at the allocator, while there are grammars."""
@@ -77,8 +79,10 @@ class GrammarCache:
         with self._lock:
             is_first, self._is_watched = not self._is_watched, True
         if is_first:
-            name = "eyas-grammar-memory"
-            threading.Thread(target=self._watch, name=name, daemon=True).start()
+            try:
+                started(self._watch, "eyas-grammar-memory")
+            except GrammarsUnavailable:
+                self._is_watched = False  # the next compilation tries again
         with self._looking:
             if not (self._alive or self._num_begun):
                 self._count(self._allocator)

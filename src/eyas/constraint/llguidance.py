@@ -19,7 +19,7 @@ import numpy as np
 from eyas.constraint.base import ConstraintFailure, MaskJob, State
 from eyas.constraint.canonical import canonical_trees
 from eyas.constraint.deep import on_deep_stack
-from eyas.constraint.faults import described, named, refused_leaf
+from eyas.constraint.faults import described, named, never_ends, refused_leaf
 from eyas.constraint.lark import to_llguidance
 from eyas.constraint.library_calls import without_panic
 from eyas.constraint.llguidance_grammar import LlguidanceGrammar
@@ -125,12 +125,7 @@ class LlguidanceBackend(LlguidanceLibrary):
             )
             raise named(error, param)
         if not mask_1K.any():
-            error = GrammarError(
-                "no output can match: a rule or a schema refers to itself on every path; give it an "
-                "alternative that ends",
-                "invalid",
-            )
-            raise named(error, param)
+            raise named(never_ends(), param)
 
     def _refusal(self, node: Node) -> str | None:
         """Return the library's message about one leaf by itself."""

@@ -21,7 +21,7 @@ from eyas.constraint.base import Backend, Grammar
 from eyas.constraint.deep import on_deep_stack
 from eyas.constraint.library_calls import when_free, without_panic
 from eyas.constraint.library_tokenizer import library_tokenizer
-from eyas.constraint.priority import give_way
+from eyas.constraint.threads import give_way
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.grammar import Node
 

@@ -16,14 +16,14 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from eyas.constraint.allocator import Allocator
 from eyas.constraint.base import Backend, Grammar
 from eyas.constraint.deep import on_deep_stack
+from eyas.constraint.faults import stopping, too_slow
 from eyas.constraint.grammar_cache import GrammarCache
-from eyas.constraint.priority import give_way
-from eyas.constraint.threads import NO_THREAD, started
+from eyas.constraint.threads import NO_THREAD, give_way, started
 from eyas.core import GrammarError, GrammarsBusy, GrammarsUnavailable
 from eyas.grammar import OutputSpec
 
@@ -140,16 +140,12 @@ class CompilePool:
     def stats(self) -> PoolStats:
         """Return the counters now."""
         with self._lock:
-            stats = self._stats
-            return PoolStats(
-                num_compiled=stats.num_compiled,
-                num_hits=stats.num_hits,
-                num_refused=dict(stats.num_refused),
-                compile_seconds=stats.compile_seconds,
+            return replace(
+                self._stats,
+                num_refused=dict(self._stats.num_refused),
                 num_cached=len(self._kept),
                 num_bytes=self._kept.num_bytes,
                 num_waiting=len(self._waiting),
-                num_stuck=stats.num_stuck,
             )
 
     def can_compile(self) -> bool:
@@ -179,7 +175,7 @@ class CompilePool:
             self._changed.notify_all()
         self._backend.close()
         self._kept.close()
-        _refuse(waiters, GrammarsBusy("the engine is stopping; try again later", "timeout"))
+        _refuse(waiters, stopping())
 
     def _known(
         self, key: bytes, spec: OutputSpec, future: Future[Grammar]
@@ -187,8 +183,7 @@ class CompilePool:
         """Return what answers the future at once, or None where it waits. The lock is held."""
         waiter = [(future, spec.param)]
         if self._is_closed:
-            error = GrammarsBusy("the engine is stopping; try again later", "timeout")
-            return lambda: _refuse(waiter, error)
+            return lambda: _refuse(waiter, stopping())
         cached = self._kept.find(key)
         if cached is not None:
             self._stats.num_hits += 1
@@ -371,11 +366,7 @@ class CompilePool:
         if not job.is_running:
             words = "too many grammars wait to be compiled; try again later"
             return GrammarsBusy(words, "timeout")
-        return GrammarError(
-            f"compiling it took more than {self._deadline_seconds:g} seconds; make it smaller: "
-            "fewer alternatives, lower repetition counts and lengths",
-            "timeout",
-        )
+        return too_slow(self._deadline_seconds)
 
 
 def _answer(waiters: _Waiters, grammar: Grammar) -> None:

@@ -1,10 +1,13 @@
-"""Starting threads where the system may have none left.
+"""Threads for work on grammars: starting one where the system may have none left, and its priority.
 
-Promises: the error says so in words for the client. Does not know: what threads do.
+Promises: the error says so in words for the client; nothing is lowered where the system has no
+priorities of threads. Does not know: what threads do.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Callable
 
@@ -13,6 +16,8 @@ from eyas.core import GrammarsUnavailable
 NO_THREAD = (
     "output grammars cannot be compiled now: the system has no thread left for it; try again later"
 )
+NICENESS = 5
+"""Of threads other than the engine's."""
 
 
 def started(work: Callable[[], None], name: str) -> threading.Thread:
@@ -23,3 +28,10 @@ def started(work: Callable[[], None], name: str) -> threading.Thread:
     except (RuntimeError, MemoryError) as error:
         raise GrammarsUnavailable(NO_THREAD, "timeout") from error
     return thread
+
+
+def give_way() -> None:
+    """Lower the calling thread's priority where the system knows such a thing."""
+    if hasattr(os, "setpriority"):
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -34,7 +34,7 @@ from eyas.constraint.base import (
     counted,
     one_by_one,
 )
-from eyas.constraint.faults import described, named
+from eyas.constraint.faults import described, named, never_ends, stopping, too_slow
 from eyas.constraint.sources import parsed_json
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.constraint.xgrammar_worker import Answer, Hello, tokenizer_info
@@ -106,11 +106,7 @@ class XgrammarBackend(Backend):
             mask_NK = np.zeros((1, self.vocabulary.num_mask_words), dtype=np.int32)
             self.fill([grammar.start()], mask_NK)
             if not mask_NK.any():
-                raise GrammarError(
-                    "no output can match: a rule or a schema refers to itself on every path; give it "
-                    "an alternative that ends",
-                    "invalid",
-                )
+                raise never_ends()
         except GrammarError as error:
             raise named(error, spec.param) from None
         return grammar
@@ -286,7 +282,7 @@ class _Compiler:
         GrammarsUnavailable where the system has no process left."""
         with self._lock:
             if self._is_closed:
-                raise GrammarError("the engine is stopping; try again later", "timeout")
+                raise stopping()
             try:
                 self._process = self._process or self._spawn()
             except OSError as error:
@@ -298,16 +294,15 @@ class _Compiler:
                 line = self._exchange(question + b"\n", self._deadline_seconds)
             except TimeoutError:
                 self._replace()
-                raise GrammarError(
-                    f"compiling it took more than {self._deadline_seconds:g} seconds; make it smaller: "
-                    "fewer alternatives, lower repetition counts and lengths",
-                    "timeout",
-                ) from None
-            except OSError:
+                raise too_slow(self._deadline_seconds) from None
+            except (OSError, ValueError):  # `close` may close the pipes meanwhile
                 self._replace()
                 raise GrammarError(
                     "the compiler died of it; make it smaller", "too_complex"
                 ) from None
+            finally:
+                if self._is_closed:  # by another thread, which could not see a new process
+                    self._kill()
             return msgspec.json.decode(line, type=Answer)
 
     def close(self) -> None:

@@ -18,8 +18,8 @@ import msgspec
 
 from eyas import schemas
 from eyas.constraint.freetext import free_text_grammar
-from eyas.constraint.priority import give_way
 from eyas.constraint.sources import check_source, checked_lark, parsed_json, spacing_of
+from eyas.constraint.threads import give_way
 from eyas.core import GrammarError, GrammarFault
 from eyas.grammar import (
     COMPACT,

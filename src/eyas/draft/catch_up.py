@@ -145,9 +145,9 @@ class RowTracker:
             if seat is None:  # `missing` was never called for this seat
                 continue
             if missing is not None and missing.drafts[b]:
-                seat.made = max(seat.made, batch.rooted[b].root_low + 1)
+                seat.made = max(seat.made, span.root_low + 1)
                 seat.gap = 0
-            if seat.gap is not None and span.node_slots is not None:
+            if seat.gap is not None:
                 seat.gap += batch.levels
 
     def next_rows(self, table: SequenceTable) -> torch.Tensor:

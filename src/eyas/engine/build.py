@@ -10,10 +10,8 @@ from __future__ import annotations
 import logging
 
 import msgspec
-import torch
 
-from eyas.attention import open_attention
-from eyas.cache import BlockLog, CacheManager, KVStore
+from eyas.cache import BlockLog, CacheManager
 from eyas.config import EngineConfig, EngineInfo, StartChoice
 from eyas.constraint import CompilePool
 from eyas.draft import Drafter
@@ -27,7 +25,13 @@ from eyas.engine.kv_events import EventPublisher, check_endpoints
 from eyas.engine.kv_format import kv_dtype_name
 from eyas.engine.launch import open_launcher
 from eyas.engine.load import Parts, load, open_hardware
-from eyas.engine.memory import EngineSizes, num_snapshots, size_engine, states_choices
+from eyas.engine.memory import (
+    EngineSizes,
+    num_snapshots,
+    open_runner,
+    size_engine,
+    states_choices,
+)
 from eyas.engine.ranks import Ranks
 from eyas.engine.rehearsal import compile_steps, start_compilers
 from eyas.engine.scheduler import Scheduler
@@ -49,7 +53,6 @@ from eyas.models import Progress
 from eyas.models.sharding import of_rank
 from eyas.runner.device import Device
 from eyas.runner.runner import ModelRunner
-from eyas.runner.sequence_share import SequenceRanks
 from eyas.text import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -99,7 +102,14 @@ def assemble(
     drafting, device = parts.drafting, hardware.device
     sizes = size_engine(config, device, parts, _tree_width(drafting, own_drafter))
     watch = Stopwatch()
-    runner = _open_runner(parts, sizes, device)
+    runner = open_runner(
+        parts.model,
+        sizes.slots_per_rank,
+        sizes.num_window_slots,
+        sizes.kv_dtype,
+        parts.kv_scales,
+        None if parts.ranks is None else parts.ranks.leader,
+    )
     compiled = CompileCounts()
     if captures and usable(device) and parts.ranks is None:
         width = _tree_width(drafting, own_drafter)
@@ -158,27 +168,6 @@ def _tree_width(drafting: Drafting | None, own_drafter: Drafter | None) -> int:
     return own_drafter.width
 
 
-def _open_runner(parts: Parts, sizes: EngineSizes, device: torch.device) -> ModelRunner:
-    """Allocate the cache and connect the model with it."""
-    ranks, num_slots = parts.ranks, sizes.slots_per_rank
-    has_windows = sizes.num_window_slots < num_slots
-    kv = KVStore(
-        sizes.spec.stores,
-        num_slots,
-        dtype=parts.dtype,
-        device=device,
-        stored_dtype=sizes.kv_dtype,
-        scales=parts.kv_scales,
-        num_window_slots=sizes.num_window_slots if has_windows else None,
-    )
-    leader = sequences = None
-    if ranks is not None:
-        leader = ranks.leader
-        if parts.model.shard.by_sequence:
-            sequences = SequenceRanks(num_slots, ranks.group)
-    return ModelRunner(parts.model, open_attention(kv), leader, sequences)
-
-
 def _check_exactness(
     runner: ModelRunner, parts: Parts, sizes: EngineSizes, width: int
 ) -> Exactness:
@@ -208,7 +197,7 @@ def _describe(
         directory="" if parts.directory is None else str(parts.directory),
         grammar_backend=config.grammar.backend if has_grammars else None,
         architecture=sizes.spec.architecture,
-        num_parameters=parts.spec.num_parameters,
+        num_parameters=parts.num_parameters,
         device=str(hardware.device),
         dtype=str(parts.dtype).removeprefix("torch."),
         kv_cache_dtype=kv_dtype_name(sizes.kv_dtype),

@@ -21,8 +21,6 @@ from typing import NoReturn
 import torch
 
 from eyas import logs, wire
-from eyas.attention import open_attention
-from eyas.cache import KVStore
 from eyas.cache.store import KVScales
 from eyas.children import freeze_loaded
 from eyas.config import EngineConfig
@@ -34,6 +32,7 @@ from eyas.engine.load import (
     open_files,
     open_hardware,
 )
+from eyas.engine.memory import open_runner, slot_bytes
 from eyas.engine.ranks import exchanged_bytes, meeting_of, shard_of
 from eyas.engine.worker import read_line
 from eyas.models import Decoder, ModelSpec
@@ -44,8 +43,6 @@ from eyas.parallel.shard import Shard
 from eyas.runner.device import Device, cache_budget
 from eyas.runner.following import Follower, agreed_slots
 from eyas.runner.rank_messages import CacheMessage
-from eyas.runner.runner import ModelRunner
-from eyas.runner.sequence_share import SequenceRanks
 
 log = logging.getLogger("eyas.rank")
 
@@ -108,23 +105,12 @@ def follow(setup: wire.RankSetup, load: LoadModel) -> None:
     group = meet(meeting_of(config, setup.rank, setup.place), hardware.device)
     shard = replace(shard_of(config, hardware.device, group.rank), group=group)
     model, kv_scales = load(config, hardware, shard)
-    local, dtype = of_rank(model.spec, shard), model.dtype
-    kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, hardware.device)
+    local = of_rank(model.spec, shard)
+    kv_dtype = resolve_kv_dtype(config.cache.dtype, model.dtype, hardware.device)
     slots = agreed_slots(group, partial(slots_of_rank, config, local, hardware, kv_dtype))
     if slots is None:
         return
-    has_windows = slots.num_window_slots < slots.num_slots
-    kv = KVStore(
-        local.stores,
-        slots.num_slots,
-        dtype=dtype,
-        device=hardware.device,
-        stored_dtype=kv_dtype,
-        scales=kv_scales,
-        num_window_slots=slots.num_window_slots if has_windows else None,
-    )
-    sequences = SequenceRanks(slots.num_slots, group) if shard.by_sequence else None
-    runner = ModelRunner(model, open_attention(kv), sequences=sequences)
+    runner = open_runner(model, slots.num_slots, slots.num_window_slots, kv_dtype, kv_scales)
     freeze_loaded()
     Follower(group, runner).run()
 
@@ -143,13 +129,11 @@ def slots_of_rank(
     rows = config.scheduler.rows(on_gpu=True)
     budget -= 16 * rows * (spec.intermediate_size + spec.hidden_size)
     budget -= exchanged_bytes(config, spec)
-    per_slot = KVStore.bytes_per_slot(spec.stores, kv_dtype)
+    size = slot_bytes(spec, kv_dtype)
     if offered.num_window_slots < offered.num_slots:
-        windowed = [store for store in spec.attention_stores if store.window is not None]
-        in_windows = KVStore.bytes_per_slot(windowed, kv_dtype)
-        budget -= offered.num_window_slots * in_windows
-        per_slot += MAP_BYTES - in_windows
-    return budget // per_slot
+        budget -= offered.num_window_slots * size.windowed
+        return budget // (size.full + MAP_BYTES)
+    return budget // (size.full + size.windowed)
 
 
 def end_process(load: LoadModel = load_model) -> NoReturn:

@@ -70,6 +70,7 @@ class Parts:
     """
 
     spec: ModelSpec
+    num_parameters: int
     model: Decoder
     order: RowOrderReport
     drafting: Drafting | None
@@ -194,6 +195,7 @@ def load(
             )
         return Parts(
             spec=spec,
+            num_parameters=files.num_parameters,
             model=model,
             order=order,
             drafting=drafting,
@@ -205,7 +207,7 @@ def load(
             kv_scales=kv_scales,
             draft_kv_scales=draft_kv_scales,
             choices=(
-                model_choice(config, spec, model_seconds),
+                model_choice(config, files, model_seconds),
                 StartChoice("dtype", str(dtype).removeprefix("torch."), opened.dtype_reason),
                 products_choice(hardware, dtype),
                 order_choice(order, order_seconds),

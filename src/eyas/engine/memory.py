@@ -1,4 +1,5 @@
-"""What the parts of an engine take in memory, and how many sequences and tokens that leaves room for.
+"""What the parts of an engine take in memory, how many sequences and tokens that leaves room for, and
+the cache of that size.
 
 Promises: sizes are upper bounds, known before anything is allocated; a memory that is too small for one
 useful sequence is a ValueError that names the settings.
@@ -8,13 +9,15 @@ Does not know: requests, how the parts are built.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 import torch
 
-from eyas.attention import attention_units, score_bytes
+from eyas.attention import attention_units, open_attention, score_bytes
 from eyas.cache import KVStore
+from eyas.cache.store import KVScales
 from eyas.config import EngineConfig, StartChoice
 from eyas.engine.cache_size import (
     Demand,
@@ -30,9 +33,12 @@ from eyas.engine.ranks import exchanged_bytes
 from eyas.engine.start_choices import cache_choice, context_choice, memory_reason
 from eyas.kernels import usable
 from eyas.layers.gemm.variants import PARTS_SPLITS
-from eyas.models import ModelSpec
+from eyas.models import Decoder, ModelSpec
 from eyas.models.sharding import of_rank
 from eyas.runner.device import cache_budget
+from eyas.runner.ranks import Leader
+from eyas.runner.runner import ModelRunner
+from eyas.runner.sequence_share import SequenceRanks
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +76,7 @@ def size_engine(
     drafting, ranks = parts.drafting, parts.ranks
     kv_dtype = resolve_kv_dtype(config.cache.dtype, dtype, device)
     max_length = parts.model.max_model_len
-    size = _slot_bytes(spec, kv_dtype)
+    size = slot_bytes(spec, kv_dtype)
     per_seat = table_bytes(1, max_length, width) + size.window * size.windowed
     per_seat += sum(store.num_bytes(width, dtype.itemsize) for store in spec.state_stores)
     if drafting is not None:
@@ -105,13 +111,42 @@ def size_engine(
     )
 
 
-def _slot_bytes(spec: ModelSpec, kv_dtype: torch.dtype) -> SlotBytes:
+def slot_bytes(spec: ModelSpec, kv_dtype: torch.dtype) -> SlotBytes:
     """Return what one token takes in the model's layers."""
     windowed = [store for store in spec.attention_stores if store.window is not None]
     per_window_slot = KVStore.bytes_per_slot(windowed, kv_dtype)
     window = max((store.window or 0 for store in windowed), default=0)
     full = KVStore.bytes_per_slot(spec.stores, kv_dtype) - per_window_slot
     return SlotBytes(full, per_window_slot, window)
+
+
+def open_runner(
+    model: Decoder,
+    num_slots: int,
+    num_window_slots: int,
+    kv_dtype: torch.dtype,
+    kv_scales: Sequence[KVScales],
+    leader: Leader | None = None,
+) -> ModelRunner:
+    """Allocate the cache of a rank's part of a model, and connect the two.
+
+    num_window_slots: as in `EngineSizes`. leader: of the other ranks, on the first of several.
+    """
+    shard = model.shard
+    kv = KVStore(
+        of_rank(model.spec, shard).stores,
+        num_slots,
+        dtype=model.dtype,
+        device=model.device,
+        stored_dtype=kv_dtype,
+        scales=kv_scales,
+        num_window_slots=num_window_slots if num_window_slots < num_slots else None,
+    )
+    sequences = None
+    if shard.by_sequence:
+        assert shard.group is not None
+        sequences = SequenceRanks(num_slots, shard.group)
+    return ModelRunner(model, open_attention(kv), leader, sequences)
 
 
 def step_bytes(

@@ -16,7 +16,7 @@ from eyas.engine.drafting import Drafting
 from eyas.kernels import usable
 from eyas.kernels.ahead import CompileCounts
 from eyas.layers.row_order import RowOrderReport
-from eyas.models import ModelSpec
+from eyas.models import ModelFiles
 from eyas.native.products import compiled
 from eyas.runner.device import Device
 
@@ -38,10 +38,10 @@ def by_option(option: str, value: Any, default: Any) -> str:
     return f"default of {option}" if value == default else option
 
 
-def model_choice(config: EngineConfig, spec: ModelSpec, seconds: float) -> StartChoice:
+def model_choice(config: EngineConfig, files: ModelFiles, seconds: float) -> StartChoice:
     """The model. seconds: to load its weights."""
     path, default = config.model.path, DEFAULTS.model.path
-    value = f"{path}, {spec.architecture}, {spec.num_parameters / 1e6:,.1f} M parameters"
+    value = f"{path}, {files.spec.architecture}, {files.num_parameters / 1e6:,.1f} M parameters"
     return StartChoice("model", value, by_option("--model", path, default), seconds)
 
 

@@ -11,7 +11,6 @@ Legend: T rows, I input features, N query heads, H head dim, J index heads, X nu
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -96,7 +95,7 @@ class CompressedSizes:
         return parts
 
     @property
-    def _group_width(self) -> int:
+    def group_width(self) -> int:
         return self.num_heads * self.head_dim // self.num_groups
 
     def products(self, hidden_size: int) -> tuple[tuple[int, int], ...]:
@@ -104,32 +103,9 @@ class CompressedSizes:
         return (
             (sum(self.entry_parts.values()), hidden_size),
             (sum(self.query_parts.values()), self.query_rank),
-            *[(self.group_rank, self._group_width)] * self.num_groups,
+            *[(self.group_rank, self.group_width)] * self.num_groups,
             (hidden_size, self.num_groups * self.group_rank),
         )
-
-    def parameter_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of `CompressedAttention.parameters`."""
-        latent = self.num_groups * self.group_rank
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{part}.weight": (size, hidden_size) for part, size in self.entry_parts.items()
-        }
-        shapes |= {
-            f"{part}.weight": (size, self.query_rank) for part, size in self.query_parts.items()
-        }
-        shapes["q_a_norm.weight"] = (self.query_rank,)
-        shapes["kv_norm.weight"] = (self.head_dim,)
-        shapes["o_a.weight"] = (latent, self._group_width)
-        shapes["o_b.weight"] = (hidden_size, latent)
-        shapes["sinks"] = (self.num_heads,)
-        for name, width in (("compressor", self.head_dim), ("indexer", self.index_dim)):
-            if self.rate and width:
-                shapes[f"{name}.position_bias"] = (self.rate, (1 + self.overlaps) * width)
-                shapes[f"{name}.norm.weight"] = (width,)
-        return shapes
-
-    def num_parameters(self, hidden_size: int) -> int:
-        return sum(map(math.prod, self.parameter_shapes(hidden_size).values()))
 
 
 class CompressedAttention:
@@ -149,17 +125,17 @@ class CompressedAttention:
             return RMSNorm(size, epsilon, compute)
 
         self._sizes, self._epsilon, self._compute = sizes, epsilon, compute
-        shapes = sizes.parameter_shapes(hidden_size)
+        latent_size = sizes.num_groups * sizes.group_rank
         self._entry = linear(hidden_size, sizes.entry_parts)
         self._queries = linear(sizes.query_rank, sizes.query_parts)
-        self._o_a_XI = compute.empty(*shapes["o_a.weight"])
-        self._o_b = linear(sizes.num_groups * sizes.group_rank, {"o_b": hidden_size})
+        self._o_a_XI = compute.empty(latent_size, sizes.group_width)
+        self._o_b = linear(latent_size, {"o_b": hidden_size})
         self._q_norm, self._kv_norm = norm(sizes.query_rank), norm(sizes.head_dim)
         self._sinks_N = torch.empty(sizes.num_heads, dtype=torch.float32, device=compute.device)
         self._pooling: dict[str, tuple[torch.Tensor, RMSNorm]] = {}
         for name, width in (("compressor", sizes.head_dim), ("indexer", sizes.index_dim)):
             if sizes.rate and width:
-                shape = shapes[f"{name}.position_bias"]
+                shape = (sizes.rate, (1 + sizes.overlaps) * width)
                 bias = torch.empty(shape, dtype=torch.float32, device=compute.device)
                 self._pooling[name] = bias, norm(width)
 

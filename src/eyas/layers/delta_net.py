@@ -10,7 +10,6 @@ N value heads, D value dim.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -86,22 +85,6 @@ class DeltaSizes:
             (hidden_size, self.output_width),
         )
 
-    def parameter_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of `DeltaNet.parameters`."""
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{part}.weight": (size, hidden_size) for part, size in self.projections.items()
-        }
-        return shapes | {
-            "convolution.weight": (self.convolved, 1, self.num_taps),
-            "log_decay": (self.num_value_heads,),
-            "time_bias": (self.num_value_heads,),
-            "norm.weight": (self.value_dim,),
-            "o.weight": (hidden_size, self.output_width),
-        }
-
-    def num_parameters(self, hidden_size: int) -> int:
-        return sum(map(math.prod, self.parameter_shapes(hidden_size).values()))
-
     @property
     def store(self) -> StateStore:
         """What the layer stores for a sequence."""
@@ -139,10 +122,15 @@ class DeltaNet:
         self._epsilon = epsilon
         self._projections = Linear(hidden_size, projections, compute)
         self._o = summing_linear(value_columns, "o", hidden_size, compute, shard=shard)
-        shapes = sizes.parameter_shapes(hidden_size)
+        own_shapes = {
+            "convolution.weight": (sizes.convolved, 1, sizes.num_taps),
+            "log_decay": (sizes.num_value_heads,),
+            "time_bias": (sizes.num_value_heads,),
+            "norm.weight": (sizes.value_dim,),
+        }
         self._own = {
-            name: torch.empty(shapes[name], dtype=torch.float32, device=compute.device)
-            for name in ("convolution.weight", "log_decay", "time_bias", "norm.weight")
+            name: torch.empty(shape, dtype=torch.float32, device=compute.device)
+            for name, shape in own_shapes.items()
         }
         self._rule = DeltaRule(
             sizes.num_key_heads,

@@ -43,18 +43,6 @@ class HyperSizes:
         width = self.num_streams * hidden_size
         return (self.num_weights, width), (self.num_streams, width)
 
-    def parameter_shapes(
-        self, prefix: str, hidden_size: int, *, is_last: bool
-    ) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the parameters of a connection, or of the last sum, by name."""
-        shape = self.shapes(hidden_size)[is_last]
-        num_scales = 1 if is_last else 3
-        return {
-            f"{prefix}fn": shape,
-            f"{prefix}base": shape[:1],
-            f"{prefix}scale": (num_scales,),
-        }
-
 
 class Streams:
     """A learned weighted sum of the streams, its norm, and further weights that are computed with its

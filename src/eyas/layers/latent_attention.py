@@ -75,22 +75,6 @@ class LatentSizes:
         of_heads = [(self.rank, self.plain_dim), (self.value_dim, self.rank)] * num_heads
         return (*products, *of_heads, (hidden_size, num_heads * self.value_dim))
 
-    def parameter_shapes(
-        self, num_heads: int, hidden_size: int, input_size: int
-    ) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of `LatentAttention.parameters`."""
-        parts = self.entry_parts(num_heads)
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{part}.weight": (size, input_size) for part, size in parts.items()
-        }
-        if self.query_rank is not None:
-            shapes["q_a_norm.weight"] = (self.query_rank,)
-            shapes["q_b.weight"] = (num_heads * self.query_dim, self.query_rank)
-        shapes["kv_a_norm.weight"] = (self.rank,)
-        shapes["kv_b.weight"] = (num_heads * (self.plain_dim + self.value_dim), self.rank)
-        shapes["o.weight"] = (hidden_size, num_heads * self.value_dim)
-        return shapes
-
 
 class LatentAttention:
     """Latent attention with rotary positions.

@@ -7,7 +7,7 @@ run. Does not know: engines, caches, sampling.
 
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import choose_dtype, cpu_has_bfloat16, resolve_dtype
-from eyas.models.load import ModelFiles, load_model
+from eyas.models.load import ModelFiles, load_model, num_parameters
 from eyas.models.locate import locate_model
 from eyas.models.registry import read_spec, supported_architectures
 from eyas.models.spec import ModelSpec
@@ -22,6 +22,7 @@ __all__ = [
     "cpu_has_bfloat16",
     "load_model",
     "locate_model",
+    "num_parameters",
     "read_spec",
     "resolve_dtype",
     "supported_architectures",

@@ -12,6 +12,7 @@ restricted reader opens them, which builds tensors and runs no code.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 
 from eyas.kernels.packed import Layout, Weight, some_columns
 from eyas.models.config_file import ConfigFile
-from eyas.models.formats import Format, StoredTensor, format_of, without_cache_scales
+from eyas.models.formats import Format, Packing, StoredTensor, format_of, without_cache_scales
 from eyas.models.other_kinds import other_kind
 from eyas.parallel.cut import Range
 
@@ -66,6 +67,13 @@ class Region:
     rows: Range
     columns: Range | None
     target: Weight
+
+    @property
+    def index(self) -> tuple[int | slice, ...]:
+        """The region as an index of the tensor."""
+        outer = () if self.outer is None else (self.outer,)
+        columns = () if self.columns is None else (slice(*self.columns),)
+        return (*outer, slice(*self.rows), *columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +120,11 @@ class Checkpoint:
         tensor = self.tensors[name]
         with _Readers() as readers:
             readers.open(tensor.files)
-            parts = [rows for _, rows in _values(tensor, readers)]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
+            if tensor.packing is None:
+                return readers.read(tensor)
+            pieces = readers.read_pieces(tensor.packing)
+            parts = [tensor.packing.decode(pieces, *rows) for rows in tensor.row_ranges()]
+            return torch.cat(parts)
 
     def read_stored(self, name: str) -> torch.Tensor:
         """Return one tensor as it is in the files, on the CPU."""
@@ -122,7 +133,7 @@ class Checkpoint:
             readers.open(tensor.files)
             return readers.read(tensor).clone()
 
-    def stream_regions(
+    def stream(
         self, regions: Mapping[str, Sequence[Region]], kept: Kept | None = None
     ) -> Iterator[tuple[str, Iterator[tuple[Weight, Weight]]]]:
         """Yield (name, pairs) for these names, file by file; pairs yields (target, values) on the CPU,
@@ -134,34 +145,12 @@ class Checkpoint:
         by_file: dict[Path, list[StoredTensor]] = defaultdict(list)
         for name in regions:
             by_file[self.tensors[name].file].append(self.tensors[name])
-        for tensors in by_file.values():
-            for group in _groups(tensors):
-                with _Readers() as readers:
-                    for tensor in group:
-                        readers.open(tensor.files)
-                        yield (
-                            tensor.name,
-                            _region_values(tensor, readers, regions[tensor.name], kept),
-                        )
-
-    def stream(
-        self, names: list[str], kept: Kept | None = None
-    ) -> Iterator[tuple[str, Iterator[tuple[int, Weight]]]]:
-        """Yield (name, parts) for these names, file by file; parts yields (first row, rows), on the
-        CPU, or on the device of those that stay packed.
-
-        A tensor that is not quantised is one part. Rows are valid until the next ones are
-        requested.
-        """
-        by_file: dict[Path, list[StoredTensor]] = defaultdict(list)
-        for name in names:
-            by_file[self.tensors[name].file].append(self.tensors[name])
         for file, tensors in by_file.items():
             for group in [tensors] if file.suffix == PICKLE_SUFFIX else _groups(tensors):
                 with _Readers() as readers:
                     for tensor in group:
                         readers.open(tensor.files)
-                        yield tensor.name, _parts(tensor, readers, kept)
+                        yield tensor.name, _values(tensor, readers, regions[tensor.name], kept)
 
 
 def _files(directory: Path, opens_pickles: bool) -> dict[Path, set[str] | None]:
@@ -327,12 +316,11 @@ class _Readers:
 
     def read_region(self, entry: StoredTensor, region: Region) -> torch.Tensor:
         """Return a part of a tensor as it is stored."""
-        index: tuple[int | slice, ...] = (slice(*region.rows),)
-        if region.outer is not None:
-            index = (region.outer, *index)
-        if region.columns is not None:
-            index = (*index, slice(*region.columns))
-        return self._take(entry, lambda reader: reader.get_slice(entry.name)[index])
+        return self._take(entry, lambda reader: reader.get_slice(entry.name)[region.index])
+
+    def read_pieces(self, packing: Packing) -> dict[str, torch.Tensor]:
+        """Return the tensors that a packed one consists of, by role."""
+        return {role: self.read(piece) for role, piece in packing.pieces.items()}
 
     def _take(self, entry: StoredTensor, take: Callable[[Any], torch.Tensor]) -> torch.Tensor:
         try:
@@ -343,31 +331,20 @@ class _Readers:
             ) from error
 
 
-def _parts(
-    tensor: StoredTensor, readers: _Readers, kept: Kept | None
-) -> Iterator[tuple[int, Weight]]:
-    """Yield (first row, rows) of a tensor's values, or of the tensor as it stays packed."""
-    layout = None if kept is None else kept.layouts.get(tensor.name)
-    if kept is None or layout is None:
-        yield from _values(tensor, readers)
-        return
-    assert tensor.packing is not None
-    pieces = {role: readers.read(piece) for role, piece in tensor.packing.pieces.items()}
-    for start, stop in tensor.row_ranges(layout):
-        rows = tensor.packing.pack(pieces, start, stop, layout, kept.dtype, kept.device)
-        yield start, rows
-
-
-def _region_values(
+def _values(
     tensor: StoredTensor, readers: _Readers, regions: Sequence[Region], kept: Kept | None
 ) -> Iterator[tuple[Weight, Weight]]:
     """Yield (target, values) of regions of a tensor, or of the tensor as it stays packed."""
     if tensor.packing is None:
+        num_wanted = sum(math.prod(region.target.shape) for region in regions)
+        is_whole = num_wanted == math.prod(tensor.shape)
+        whole = readers.read(tensor) if is_whole else None  # which no copy is made of
         for region in regions:
-            yield region.target, readers.read_region(tensor, region)
+            values = readers.read_region(tensor, region) if whole is None else whole[region.index]
+            yield region.target, values
         return
     layout = None if kept is None else kept.layouts.get(tensor.name)
-    pieces = {role: readers.read(piece) for role, piece in tensor.packing.pieces.items()}
+    pieces = readers.read_pieces(tensor.packing)
     for start, stop in tensor.row_ranges(layout):
         wanted = [(region, *_within(region, start, stop)) for region in regions]
         wanted = [each for each in wanted if each[1] < each[2]]
@@ -394,13 +371,3 @@ def _within(region: Region, start: int, stop: int) -> Range:
     """Return the indices of the first dimension that a region has between two others."""
     first, last = region.rows if region.outer is None else (region.outer, region.outer + 1)
     return max(first, start), min(last, stop)
-
-
-def _values(tensor: StoredTensor, readers: _Readers) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield (first row, rows) of a tensor's values."""
-    if tensor.packing is None:
-        yield 0, readers.read(tensor)
-        return
-    pieces = {role: readers.read(piece) for role, piece in tensor.packing.pieces.items()}
-    for start, stop in tensor.row_ranges():
-        yield start, tensor.packing.decode(pieces, start, stop)

@@ -38,4 +38,4 @@ def read(config: ConfigFile) -> ModelSpec:
         },
         shared_size=shared_size(config),
     )
-    return latent.read_latent(config, family="deepseek_v2", experts=experts)
+    return latent.read_latent(config, experts=experts)

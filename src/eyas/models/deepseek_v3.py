@@ -32,4 +32,4 @@ def read(config: ConfigFile) -> ModelSpec:
     config.require("scoring_func", "sigmoid", "sigmoid", "sigmoid is")
     config.require("topk_method", "noaux_tc", "noaux_tc", "noaux_tc is")
     experts = read_corrected_experts(config)
-    return latent.read_latent(config, family="deepseek_v3", experts=experts)
+    return latent.read_latent(config, experts=experts)

@@ -11,6 +11,7 @@ from eyas.layers.rope import RopeSpec
 from eyas.models import dense
 from eyas.models.config_file import ConfigFile
 from eyas.models.expert_fields import read_experts
+from eyas.models.rope_fields import max_position, read_rope
 from eyas.models.spec import LayerTraits, ModelSpec
 from eyas.ops.gate import SILU_LIMIT
 
@@ -139,13 +140,6 @@ def read(config: ConfigFile) -> ModelSpec:
     }
     spec = dense.read_dense(
         ConfigFile(config.path, plain),
-        family="deepseek_v4",
-        head_dim=None,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        window=None,
     )
     experts = read_experts(
         config,
@@ -161,7 +155,7 @@ def read(config: ConfigFile) -> ModelSpec:
         head_dim=config.count("head_dim"),
         rope=compress,
         window_rope=main,
-        max_position=config.max_position(compress),
+        max_position=max_position(config, compress),
         windows=tuple(window if kind == WINDOW else None for kind in kinds),
         experts=experts,
         expert_layers=frozenset(range(num_layers)),
@@ -261,5 +255,5 @@ def _ropes(config: ConfigFile) -> tuple[RopeSpec, RopeSpec]:
         own = {k: v for k, v in values.items() if k != "partial_rotary_factor"}
         fields = {**config.values, "rope_parameters": own, "rope_scaling": None}
         fields |= {"partial_rotary_factor": None}
-        specs.append(ConfigFile(config.path, fields).rope(rotated))
+        specs.append(read_rope(ConfigFile(config.path, fields), rotated))
     return specs[0], specs[1]

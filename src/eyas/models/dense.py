@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from eyas.models.config_file import ConfigFile
+from eyas.models.rope_fields import max_position, read_rope
 from eyas.models.spec import ModelSpec, read_eos_token_ids
 
 CHECKPOINT_NAMES = {
@@ -86,13 +87,12 @@ GATE_UP = ("mlp.gate.weight", "mlp.up.weight")
 def read_dense(
     config: ConfigFile,
     *,
-    family: str,
-    head_dim: int | None,
-    qkv_bias: bool,
-    output_bias: bool,
-    mlp_bias: bool,
-    qk_norm: bool,
-    window: int | None,
+    head_dim: int | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    window: int | None = None,
     first_windowed_layer: int = 0,
     has_partial_rope: bool = False,
     is_interleaved: bool = False,
@@ -104,7 +104,7 @@ def read_dense(
     head_dim: the family's default where the file has none; None is hidden_size / num_attention_heads.
     window: number of positions that sliding-window layers attend to; None where the model has no such
     layers. first_windowed_layer: the layers from this one on have the window, unless `layer_types`
-    lists which layers do. has_partial_rope, is_interleaved, has_longrope: as in `ConfigFile.rope`.
+    lists which layers do. has_partial_rope, is_interleaved, has_longrope: as in `read_rope`.
     checks_activation: hidden_act must be silu.
     ValueError: a field is missing or invalid, or its value is not supported.
     """
@@ -122,7 +122,8 @@ def read_dense(
             "num_key_value_heads", f"{num_kv_heads} must divide {num_query_heads} attention heads"
         )
     head_dim = config.count("head_dim", head_dim or max(1, hidden_size // num_query_heads))
-    rope = config.rope(
+    rope = read_rope(
+        config,
         head_dim,
         may_be_partial=has_partial_rope,
         is_interleaved=is_interleaved,
@@ -137,7 +138,6 @@ def read_dense(
     vocab_size = config.count("vocab_size")
     return ModelSpec(
         architecture=config.values["architectures"][0],
-        family=family,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_layers=num_layers,
@@ -153,7 +153,7 @@ def read_dense(
         qk_norm=qk_norm,
         tie_embeddings=config.flag("tie_word_embeddings"),
         windows=windows,
-        max_position=config.max_position(rope),
+        max_position=max_position(config, rope),
         bos_token_id=next(iter(config.token_ids("bos_token_id", vocab_size)), None),
         eos_token_ids=read_eos_token_ids(config, vocab_size),
     )

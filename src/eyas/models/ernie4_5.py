@@ -25,12 +25,9 @@ def read(config: ConfigFile) -> ModelSpec:
     has_biases = config.flag("use_bias")
     return dense.read_dense(
         config.with_defaults(DEFAULTS),
-        family="ernie4_5",
         head_dim=128,
         qkv_bias=has_biases,
         output_bias=has_biases,
         mlp_bias=has_biases,
-        qk_norm=False,
-        window=None,
         is_interleaved=True,
     )

@@ -25,22 +25,17 @@ DEFAULTS: dict[str, Any] = {
 def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
     config = config.with_defaults(DEFAULTS)
-    has_window = config.values["sliding_window"] is not None
-    if has_window and config.values.get("layer_types") is None:
+    window = config.window()
+    if window is not None and config.values.get("layer_types") is None:
         config = config.with_layer_types(every=config.count("sliding_window_pattern"))
     spec = dense.read_dense(
         config,
-        family="exaone4",
-        head_dim=None,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
         qk_norm=True,
-        window=config.count("sliding_window") if has_window else None,
+        window=window,
     )
-    full = (layer for layer, window in enumerate(spec.windows) if window is None)
+    full = (layer for layer, each in enumerate(spec.windows) if each is None)
     return replace(
         spec,
         traits=LayerTraits(norms="output"),
-        unrotated_layers=frozenset(full if has_window else ()),
+        unrotated_layers=frozenset(() if window is None else full),
     )

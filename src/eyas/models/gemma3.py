@@ -12,6 +12,7 @@ from typing import Any
 
 from eyas.models import dense
 from eyas.models.config_file import ConfigFile
+from eyas.models.rope_fields import read_rope
 from eyas.models.spec import LayerTraits, ModelSpec
 
 CHECKPOINT_NAMES = dense.names_with(
@@ -57,11 +58,9 @@ def read(config: ConfigFile) -> ModelSpec:
     attention_bias = config.flag("attention_bias")
     spec = dense.read_dense(
         config.with_rope_of("full_attention"),
-        family="gemma3",
         head_dim=256,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
-        mlp_bias=False,
         qk_norm=True,
         window=config.count("sliding_window"),
         checks_activation=False,
@@ -69,7 +68,7 @@ def read(config: ConfigFile) -> ModelSpec:
     return replace(
         spec,
         traits=TRAITS,
-        window_rope=config.with_rope_of("sliding_attention").rope(spec.head_dim),
+        window_rope=read_rope(config.with_rope_of("sliding_attention"), spec.head_dim),
         attention_scale=config.number("query_pre_attn_scalar") ** -0.5,
         embedding_scale=math.sqrt(spec.hidden_size),
     )

@@ -29,13 +29,8 @@ def read(config: ConfigFile) -> ModelSpec:
     config = config.with_defaults(DEFAULTS)
     spec = dense.read_dense(
         config,
-        family="glm4",
         head_dim=128,
         qkv_bias=config.flag("attention_bias"),
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        window=None,
         has_partial_rope=True,
         is_interleaved=True,
     )

@@ -40,13 +40,8 @@ def read(config: ConfigFile) -> ModelSpec:
     config = config.with_defaults(DEFAULTS)
     spec = dense.read_dense(
         config,
-        family="glm4_moe",
-        head_dim=None,
         qkv_bias=config.flag("attention_bias"),
-        output_bias=False,
-        mlp_bias=False,
         qk_norm=config.flag("use_qk_norm"),
-        window=None,
         has_partial_rope=True,
     )
     experts = read_corrected_experts(config)

@@ -39,7 +39,7 @@ def read(config: ConfigFile) -> ModelSpec:
     config.require("topk_method", "noaux_tc", "noaux_tc", "noaux_tc is")
     config = _by_number(config)
     experts = read_corrected_experts(config)
-    return latent.read_latent(config, family="glm4_moe_lite", experts=experts)
+    return latent.read_latent(config, experts=experts)
 
 
 def _by_number(config: ConfigFile) -> ConfigFile:

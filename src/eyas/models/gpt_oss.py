@@ -49,12 +49,9 @@ def read(config: ConfigFile) -> ModelSpec:
         config = config.with_defaults({"rope_parameters": DEFAULT_ROPE})
     spec = dense.read_dense(
         config,
-        family="gpt_oss",
         head_dim=64,
         qkv_bias=config.flag("attention_bias", True),
         output_bias=config.flag("attention_bias", True),
-        mlp_bias=False,
-        qk_norm=False,
         window=config.count("sliding_window"),
     )
     is_stored = {"bias": True, "router_bias": True, "is_alternating": True}

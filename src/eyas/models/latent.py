@@ -36,7 +36,7 @@ DEFAULTS = {
 """transformers' defaults of fields that a file may omit."""
 
 
-def read_latent(config: ConfigFile, *, family: str, experts: ExpertSpec) -> ModelSpec:
+def read_latent(config: ConfigFile, *, experts: ExpertSpec) -> ModelSpec:
     """Return the facts of a model with latent attention from its config.json, with `DEFAULTS` in it.
 
     experts: of the layers after the first `first_k_dense_replace` ones.
@@ -59,13 +59,6 @@ def read_latent(config: ConfigFile, *, family: str, experts: ExpertSpec) -> Mode
         raise config.error("qk_rope_head_dim", f"must be even, not {latent.rotated_dim}")
     spec = dense.read_dense(
         ConfigFile(config.path, {**config.values, "head_dim": latent.rotated_dim}),
-        family=family,
-        head_dim=None,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        window=None,
         is_interleaved=config.flag("rope_interleave", True),
     )
     layers = layers_after(config, spec.num_layers)

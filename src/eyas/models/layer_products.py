@@ -81,42 +81,5 @@ def router_products(spec: LayerSizes, num_layers: int) -> tuple[tuple[int, int],
     return tuple(dict.fromkeys(shapes))
 
 
-def feed_forward_shapes(spec: LayerSizes, layer: int, bias: bool) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters of a layer's feed-forward block, by name within the layer.
-
-    bias: whether a block without experts has biases.
-    """
-    experts, hidden = spec.experts_of(layer), spec.hidden_size
-    if experts is None:
-        return _gated_shapes("mlp.", hidden, spec.intermediate_size, bias)
-    shapes: dict[str, tuple[int, ...]] = {"mlp.router.weight": (experts.num_experts, hidden)}
-    if experts.has_shared_gate:
-        shapes["mlp.shared_gate.weight"] = (1, hidden)
-    if experts.router_bias:
-        shapes["mlp.router.bias"] = (experts.num_experts,)
-    if experts.has_correction:
-        shapes["mlp.router.correction"] = (experts.num_experts,)
-    for expert in range(experts.num_experts):
-        prefix, inner = f"mlp.experts.{expert}.", experts.intermediate_size
-        shapes |= _gated_shapes(prefix, hidden, inner, experts.bias, experts.is_alternating)
-    if experts.shared_size:
-        shapes |= _gated_shapes("mlp.shared.", hidden, experts.shared_size, experts.bias)
-    return shapes
-
-
 def _gated_products(hidden_size: int, size: int) -> tuple[tuple[int, int], ...]:
     return ((2 * size, hidden_size), (hidden_size, size))
-
-
-def _gated_shapes(
-    prefix: str, hidden: int, inner: int, bias: bool, is_alternating: bool = False
-) -> dict[str, tuple[int, ...]]:
-    parts = {"gate": (inner, hidden), "up": (inner, hidden)}
-    if is_alternating:
-        parts = {"gate_up": (2 * inner, hidden)}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for part, shape in (parts | {"down": (hidden, inner)}).items():
-        shapes[f"{prefix}{part}.weight"] = shape
-        if bias:
-            shapes[f"{prefix}{part}.bias"] = shape[:1]
-    return shapes

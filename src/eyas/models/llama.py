@@ -39,17 +39,13 @@ def read(config: ConfigFile) -> ModelSpec:
             "is not known for LlamaForCausalLM: some libraries would attend in a window and some would "
             "not; remove it, or use MistralForCausalLM with model_type mistral",
         )
-    has_window = is_mistral and config.values["sliding_window"] is not None
     attention_bias = config.flag("attention_bias")
     return dense.read_dense(
         config,
-        family="llama",
-        head_dim=None,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         mlp_bias=config.flag("mlp_bias"),
-        qk_norm=False,
-        window=config.count("sliding_window") if has_window else None,
+        window=config.window(),
     )
 
 

@@ -33,7 +33,7 @@ from eyas.models.weights import (
     stored_names,
     wanted_tensors,
 )
-from eyas.parallel.cut import Parameter
+from eyas.parallel.cut import Parameter, whole_shape
 from eyas.parallel.shard import WHOLE, Shard
 
 log = logging.getLogger(__name__)
@@ -70,10 +70,7 @@ class ModelFiles:
                 directory,
             )
             spec = replace(spec, tie_embeddings=False)
-        new_decoder = decoder_class(spec)
-        shapes = new_decoder(
-            spec, dtype=torch.bfloat16, device="meta", max_model_len=1
-        ).parameters()
+        shapes = meta_parameters(spec)
         wanted = wanted_tensors(
             fused(shapes, names),
             checkpoint,
@@ -83,6 +80,11 @@ class ModelFiles:
         )
         storage = decide(spec, shapes, checkpoint.tensors, wanted, names)
         return cls(spec, checkpoint, names, wanted, shapes, storage)
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of weights; a tied embedding counts once."""
+        return _num_weights(self.shapes)
 
     def num_bytes(self, dtype: torch.dtype, *, stays_packed: bool, shard: Shard = WHOLE) -> int:
         """Return the bytes of a rank's weights in memory. stays_packed: whether kernels run there."""
@@ -94,14 +96,7 @@ class ModelFiles:
         """Return the parameters of a rank's part, on the device "meta"."""
         if shard.is_whole:
             return self.shapes
-        new_decoder = decoder_class(self.spec)
-        return new_decoder(
-            self.spec,
-            dtype=torch.bfloat16,
-            device="meta",
-            max_model_len=1,
-            shard=replace(shard, group=None),
-        ).parameters()
+        return meta_parameters(self.spec, shard)
 
     def _storage_of(self, held: Mapping[str, list[Parameter]]) -> Storage:
         """Return how a rank's weights are held where kernels run."""
@@ -177,6 +172,38 @@ class ModelFiles:
         stores = self.spec.stores
         modules = attention_modules(self.names, stores)
         return read_kv_scales(self.checkpoint, modules, stores)
+
+
+def meta_parameters(spec: ModelSpec, shard: Shard = WHOLE) -> Mapping[str, list[Parameter]]:
+    """Return the parameters of a model, or of a rank's part of it, on the device "meta"."""
+    decoder = decoder_class(spec)(
+        spec,
+        dtype=torch.bfloat16,
+        device="meta",
+        max_model_len=1,
+        shard=replace(shard, group=None),
+    )
+    return decoder.parameters()
+
+
+def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter of a model; a tied logits head is none."""
+    return {name: whole_shape(blocks) for name, blocks in meta_parameters(spec).items()}
+
+
+def num_parameters(spec: ModelSpec) -> int:
+    """Return the number of a model's weights; a tied embedding counts once."""
+    return _num_weights(meta_parameters(spec))
+
+
+def _num_weights(parameters: Mapping[str, list[Parameter]]) -> int:
+    """Return the number of floats of whole parameters."""
+    tensors = (block for blocks in parameters.values() for block in blocks)
+    return sum(
+        tensor.numel()
+        for tensor in tensors
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+    )
 
 
 def load_model(

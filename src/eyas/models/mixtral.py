@@ -42,16 +42,9 @@ DEFAULTS: dict[str, Any] = {
 def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
     config = config.with_defaults(DEFAULTS)
-    has_window = config.values.get("sliding_window") is not None
     spec = dense.read_dense(
         config,
-        family="mixtral",
-        head_dim=None,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        window=config.count("sliding_window") if has_window else None,
+        window=config.window(),
     )
     experts = read_experts(
         config, number="num_local_experts", size="intermediate_size", routing={"normalizes": True}

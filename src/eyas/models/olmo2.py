@@ -19,21 +19,13 @@ CHECKPOINT_NAMES = dense.names_with(
 FIELDS = frozenset(("attention_bias",))
 
 
-def read(config: ConfigFile) -> ModelSpec:
-    """Return the model's facts, as `registry.Family.read`."""
-    return read_windowed(config, family="olmo2", window=None)
-
-
-def read_windowed(config: ConfigFile, *, family: str, window: int | None) -> ModelSpec:
-    """Return the facts of a model whose layers may have windows, as `dense.read_dense`."""
+def read(config: ConfigFile, window: int | None = None) -> ModelSpec:
+    """Return the model's facts, as `registry.Family.read`. window: as in `dense.read_dense`."""
     attention_bias = config.flag("attention_bias")
     spec = dense.read_dense(
         config.with_defaults({"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}),
-        family=family,
-        head_dim=None,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
-        mlp_bias=False,
         qk_norm=True,
         window=window,
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from eyas.models import olmo2
 from eyas.models.config_file import ConfigFile
+from eyas.models.rope_fields import read_rope
 from eyas.models.spec import ModelSpec
 
 CHECKPOINT_NAMES = olmo2.CHECKPOINT_NAMES
@@ -19,6 +20,6 @@ def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
     config = config.with_defaults(DEFAULTS).with_ropes_by_layer_type(every=4)
     full, window = config.with_rope_of("full_attention"), config.count("sliding_window")
-    spec = olmo2.read_windowed(full, family="olmo3", window=window)
-    window_rope = config.with_rope_of("sliding_attention").rope(spec.head_dim)
+    spec = olmo2.read(full, window)
+    window_rope = read_rope(config.with_rope_of("sliding_attention"), spec.head_dim)
     return replace(spec, window_rope=window_rope)

@@ -29,16 +29,9 @@ def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
     config = config.with_defaults(DEFAULTS)
     config.require("full_attn_mod", 1, 1, "1 is: every layer attends in the same way")
-    has_window = config.values.get("sliding_window") is not None
     return dense.read_dense(
         config,
-        family="phi3",
-        head_dim=None,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        window=config.count("sliding_window") if has_window else None,
+        window=config.window(),
         has_partial_rope=True,
         has_longrope=True,
     )

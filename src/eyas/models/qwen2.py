@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: the Llama layer with biases on q, k and v, and optional sliding windows."""
+"""Qwen2, Qwen2.5 and MiMo: the Llama layer with biases on q, k and v, and optional sliding windows."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ def read_windows(config: ConfigFile) -> dict[str, Any]:
 
     config: with `DEFAULTS` applied.
     """
-    has_window = config.values["sliding_window"] is not None
-    slides = has_window and config.flag("use_sliding_window")
     return {
-        "window": config.count("sliding_window") if slides else None,
+        "window": config.window() if config.flag("use_sliding_window") else None,
         "first_windowed_layer": config.index("max_window_layers", DEFAULTS["max_window_layers"]),
     }
 
@@ -42,11 +40,6 @@ def read(config: ConfigFile) -> ModelSpec:
     config = config.with_defaults(DEFAULTS)
     return dense.read_dense(
         config,
-        family="qwen2",
-        head_dim=None,
         qkv_bias=True,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
         **read_windows(config),
     )

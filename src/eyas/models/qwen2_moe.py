@@ -34,13 +34,7 @@ def read(config: ConfigFile) -> ModelSpec:
     config.require("use_sliding_window", False, False, "libraries differ in which layers have it")
     spec = dense.read_dense(
         config,
-        family="qwen2_moe",
-        head_dim=None,
         qkv_bias=config.flag("qkv_bias", True),
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        window=None,
     )
     shared_size = config.count("shared_expert_intermediate_size")
     return qwen3_moe.with_experts(spec, config, shared_size=shared_size, has_shared_gate=True)

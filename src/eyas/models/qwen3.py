@@ -17,11 +17,9 @@ def read(config: ConfigFile) -> ModelSpec:
     attention_bias = config.flag("attention_bias")
     return dense.read_dense(
         config,
-        family="qwen3",
         head_dim=128,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
-        mlp_bias=False,
         qk_norm=True,
         **read_windows(config),
     )

@@ -46,7 +46,7 @@ def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
     has_experts = "Moe" in config.values["architectures"][0]
     config = config.with_defaults(EXPERT_DEFAULTS if has_experts else DEFAULTS)
-    spec = qwen3_next.read_hybrid(config, family="qwen3_5", groups_by_key=False)
+    spec = qwen3_next.read_hybrid(config, groups_by_key=False)
     if not has_experts:
         return spec
     config.require("norm_topk_prob", True, True, "true is; libraries differ in what false means")

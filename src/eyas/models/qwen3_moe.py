@@ -32,16 +32,12 @@ def read(config: ConfigFile) -> ModelSpec:
     config = config.with_defaults(DEFAULTS)
     config.require("use_qk_norm", True, True, "true is")
     attention_bias = config.flag("attention_bias")
-    has_windows = config.values["sliding_window"] is not None and config.flag("use_sliding_window")
     spec = dense.read_dense(
         config,
-        family="qwen3_moe",
-        head_dim=None,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
-        mlp_bias=False,
         qk_norm=True,
-        window=config.count("sliding_window") if has_windows else None,
+        window=config.window() if config.flag("use_sliding_window") else None,
     )
     return with_experts(spec, config)
 

@@ -70,7 +70,7 @@ TRAITS = LayerTraits(norm_offset=1.0, has_output_gate=True)
 def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
     config = config.with_defaults(DEFAULTS)
-    spec = read_hybrid(config, family="qwen3_next", groups_by_key=True)
+    spec = read_hybrid(config, groups_by_key=True)
     return qwen3_moe.with_experts(
         spec,
         config,
@@ -79,7 +79,7 @@ def read(config: ConfigFile) -> ModelSpec:
     )
 
 
-def read_hybrid(config: ConfigFile, *, family: str, groups_by_key: bool) -> ModelSpec:
+def read_hybrid(config: ConfigFile, *, groups_by_key: bool) -> ModelSpec:
     """Return the facts of a model with delta nets and gated attention, without its experts.
 
     groups_by_key: as `DeltaSizes.groups_by_key`.
@@ -91,13 +91,9 @@ def read_hybrid(config: ConfigFile, *, family: str, groups_by_key: bool) -> Mode
     attention_bias = config.flag("attention_bias")
     spec = dense.read_dense(
         ConfigFile(config.path, {**config.values, "layer_types": None}),
-        family=family,
-        head_dim=None,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
-        mlp_bias=False,
         qk_norm=True,
-        window=None,
         has_partial_rope=True,
     )
     sizes = DeltaSizes(

@@ -49,7 +49,7 @@ ARCHITECTURES = {
     "GlmForCausalLM": Architecture("glm4", "glm"),
     "GptOssForCausalLM": Architecture("gpt_oss", "gpt_oss"),
     "LlamaForCausalLM": Architecture("llama", "llama"),
-    "MiMoForCausalLM": Architecture("mimo", "mimo"),
+    "MiMoForCausalLM": Architecture("qwen2", "mimo"),
     "MistralForCausalLM": Architecture("llama", "mistral"),
     "Mistral3ForConditionalGeneration": Architecture("llama", "mistral3", has_vision=True),
     "MixtralForCausalLM": Architecture("mixtral", "mixtral"),
@@ -125,9 +125,12 @@ def ignored_tensors(architecture: str) -> re.Pattern[str] | None:
     return _VISION_TENSORS if ARCHITECTURES[architecture].has_vision else None
 
 
-def _is_draft_head(config: ConfigFile, architecture: str) -> bool:
+def describes_head(config: ConfigFile) -> bool:
+    """Whether a config.json says that it is of a draft head. That of an EAGLE-1 head may not."""
     fields = ("speculators_model_type", "draft_vocab_size", "eagle_config")
-    return "eagle" in architecture.lower() or any(name in config.values for name in fields)
+    names = config.values.get("architectures")
+    names_eagle = isinstance(names, list) and any("eagle" in str(name).lower() for name in names)
+    return names_eagle or any(field in config.values for field in fields)
 
 
 def read_spec(directory: Path | str) -> ModelSpec:
@@ -141,7 +144,7 @@ def read_spec(directory: Path | str) -> ModelSpec:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise config.error("architectures", "is missing; it must name the model's class")
     architecture = names[0]
-    if _is_draft_head(config, architecture):
+    if describes_head(config):
         raise ValueError(
             f"{config.path} is of a draft head ({architecture}), not of a model; give the model that "
             "it was made for as --model, and this as --draft-model"

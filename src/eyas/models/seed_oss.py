@@ -18,11 +18,8 @@ def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
     return dense.read_dense(
         config.with_defaults(DEFAULTS),
-        family="seed_oss",
         head_dim=128,
         qkv_bias=config.flag("attention_bias", True),
         output_bias=config.flag("attention_out_bias"),
         mlp_bias=config.flag("mlp_bias"),
-        qk_norm=False,
-        window=None,
     )

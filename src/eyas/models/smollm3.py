@@ -30,13 +30,9 @@ def read(config: ConfigFile) -> ModelSpec:
     attention_bias = config.flag("attention_bias")
     spec = dense.read_dense(
         config,
-        family="smollm3",
-        head_dim=None,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         mlp_bias=config.flag("mlp_bias"),
-        qk_norm=False,
-        window=None,
     )
     return replace(spec, unrotated_layers=_unrotated_layers(config, spec.num_layers))
 

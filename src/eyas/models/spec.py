@@ -6,7 +6,6 @@ Does not know: how a family writes its configuration (`config_file` and the fami
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,7 +17,7 @@ from eyas.layers.hyper_connections import HyperSizes
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec, no_rope
 from eyas.models.config_file import ConfigFile
-from eyas.models.layer_products import feed_forward_shapes, layer_products, router_products
+from eyas.models.layer_products import layer_products, router_products
 from eyas.ops.gate import Activation
 
 
@@ -56,7 +55,6 @@ LLAMA = LayerTraits()
 class ModelSpec:
     """The facts of one decoder.
 
-    family: name of the module of `eyas.models` that read it.
     qkv_bias, output_bias, mlp_bias: whether these projections have a bias. qk_norm: whether each query
     and key head is RMS-normalised. tie_embeddings: the logits head uses the embedding's weights.
     windows: for each layer, the number of latest positions that a query attends to, its own included;
@@ -75,7 +73,6 @@ class ModelSpec:
     """
 
     architecture: str
-    family: str
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -200,42 +197,6 @@ class ModelSpec:
         """The distinct (output size, input size) of the products with float32 results."""
         hyper = () if self.hyper is None else self.hyper.shapes(self.hidden_size)
         return (self.head_shape, *router_products(self, self.num_layers), *hyper)
-
-    @property
-    def num_parameters(self) -> int:
-        """The number of weights; a tied embedding counts once."""
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        num_norms = 2 * (self.traits.norms_input + self.traits.norms_output)
-        layers = self.num_layers * num_norms * self.hidden_size
-        for layer in range(self.num_layers):
-            block = self.state_of(layer) or self.compressed_of(layer)
-            layers += (
-                self._num_attention_parameters
-                if block is None
-                else block.num_parameters(self.hidden_size)
-            )
-            shapes = feed_forward_shapes(self, layer, self.mlp_bias)
-            layers += sum(map(math.prod, shapes.values()))
-        if self.hyper is not None:
-            connection, collapse = self.hyper.shapes(self.hidden_size)
-            layers += self.num_layers * 2 * (math.prod(connection) + connection[0] + 3)
-            layers += math.prod(collapse) + collapse[0] + 1
-        return embeddings + layers + self.hidden_size
-
-    @property
-    def _num_attention_parameters(self) -> int:
-        """The number of weights of a layer's attention."""
-        hidden_size, num_heads = self.hidden_size, self.num_query_heads
-        if self.latent is not None:
-            shapes = self.latent.parameter_shapes(num_heads, hidden_size, hidden_size)
-            return sum(map(math.prod, shapes.values()))
-        query_width = num_heads * self.head_dim
-        kv_width = self.num_kv_heads * self.head_dim
-        projected = query_width * (1 + self.has_output_gate) + 2 * kv_width
-        weights = hidden_size * (projected + query_width)
-        biases = projected * self.qkv_bias + hidden_size * self.output_bias
-        normed = query_width + kv_width if self.traits.norms_projections else 2 * self.head_dim
-        return weights + biases + normed * self.qk_norm + num_heads * self.traits.has_sinks
 
 
 def read_eos_token_ids(config: ConfigFile, vocab_size: int) -> tuple[int, ...]:

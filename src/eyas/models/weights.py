@@ -23,7 +23,7 @@ from eyas.kernels.packed import MOST_EXPONENT, PackedWeight, Weight, bytes_of
 from eyas.models.checkpoint import Checkpoint, Kept, Region
 from eyas.models.formats import StoredTensor
 from eyas.ops.dequantise import dequantised
-from eyas.parallel.cut import Cut, Parameter, whole
+from eyas.parallel.cut import Cut, Parameter, whole, whole_shape
 
 Progress = Callable[[str, int, int], None]
 """Called with (tensor name, bytes copied, bytes in all) after each tensor."""
@@ -188,7 +188,7 @@ def wanted_tensors(
     _check_names(wanted, checkpoint, tied_head, ignored)
     for name, parameter in wanted.items():
         blocks = parameters[parameter]
-        shape = (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:])
+        shape = whole_shape(blocks)
         if (match := _PACKED.search(parameter)) and blocks[0].dim() == 2:
             num_experts = len(blocks) // (2 if match[1] == "gate_up" else 1)
             shape = (num_experts, shape[0] // num_experts, *shape[1:])
@@ -210,32 +210,6 @@ def fill(
 
     ValueError: a number is not finite, or does not fit the type of the parameter.
     """
-    if any(isinstance(block, Cut) for blocks in parameters.values() for block in blocks):
-        _fill_cuts(parameters, checkpoint, wanted, progress, kept)
-        return
-    total = sum(checkpoint.tensors[name].num_bytes for name in wanted)
-    done = 0
-    for name, parts in checkpoint.stream(list(wanted), kept):
-        for start, rows in parts:
-            if rows.dim() > parameters[wanted[name]][0].dim():  # of all experts of a layer
-                start, rows = start * rows.shape[1], rows.flatten(0, 1)
-            for target, values in _overlaps(parameters[wanted[name]], start, rows):
-                assert not isinstance(target, Cut)
-                target.copy_(values)  # type: ignore[arg-type]
-                _check_finite(checkpoint.tensors[name], target, values)
-        done += checkpoint.tensors[name].num_bytes
-        if progress is not None:
-            progress(name, done, total)
-
-
-def _fill_cuts(
-    parameters: Mapping[str, list[Parameter]],
-    checkpoint: Checkpoint,
-    wanted: Mapping[str, str],
-    progress: Progress | None,
-    kept: Kept | None,
-) -> None:
-    """Do the same for parameters of which this rank holds a part; nothing else is read."""
     regions: dict[str, list[Region]] = {}
     for name, parameter in wanted.items():
         tensor = checkpoint.tensors[name]
@@ -247,7 +221,7 @@ def _fill_cuts(
             regions[name] = found
     total = sum(bytes_of(each.target) for found in regions.values() for each in found)
     done = 0
-    for name, pairs in checkpoint.stream_regions(regions, kept):
+    for name, pairs in checkpoint.stream(regions, kept):
         for target, values in pairs:
             target.copy_(values)  # type: ignore[arg-type]
             _check_finite(checkpoint.tensors[name], target, values)
@@ -283,20 +257,6 @@ def _check_finite(stored: StoredTensor, target: Weight, values: Weight) -> None:
                 f"{stored.file}: tensor {stored.name!r} holds scales above 2^{MOST_EXPONENT - 127}, "
                 "which no model needs; the checkpoint is damaged: download it again"
             )
-
-
-def _overlaps(
-    blocks: list[Parameter], start: int, rows: Weight
-) -> Iterator[tuple[Parameter, Weight]]:
-    """Yield (part of a block, the rows for it). rows: from row `start` of all blocks on."""
-    first, stop = 0, start + rows.shape[0]
-    for block in blocks:
-        assert not isinstance(block, Cut)
-        last = first + block.shape[0]
-        low, high = max(first, start), min(last, stop)
-        if low < high:
-            yield block[low - first : high - first], rows[low - start : high - start]
-        first = last
 
 
 def _is_finite(block: torch.Tensor) -> bool:
@@ -350,11 +310,7 @@ def _empty_biases(checkpoint: Checkpoint, names: list[str]) -> set[str]:
         weight = checkpoint.tensors.get(f"{name.removesuffix('bias')}weight")
         if name.endswith(".bias") and weight is not None and weight.packing is not None:
             biases.append(name)
-    return {
-        name
-        for name, parts in checkpoint.stream(biases)
-        if not any(bool(dequantised(rows).any()) for _, rows in parts)
-    }
+    return {name for name in biases if not bool(checkpoint.read_tensor(name).any())}
 
 
 def _hint(names: list[str], checkpoint: Checkpoint) -> str:

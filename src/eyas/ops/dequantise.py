@@ -17,8 +17,9 @@ import torch.nn.functional as F
 
 from eyas.kernels.packed import STEP, Kind, PackedWeight, Weight
 
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Values of the lower three bits of an FP4 number; the fourth is the sign."""
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FP4_VALUES = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))
+"""Values of an FP4 number (E2M1); the highest bit is the sign."""
 
 PLACES: dict[Kind, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "fp8": ((2, 4, 2, 4, 2), (0, 3, 1, 4, 2)),
@@ -42,7 +43,7 @@ def dequantised(weight: Weight) -> torch.Tensor:
         values = numbers.view(torch.float8_e4m3fn).float()
         return (values * _of_rows(weight, weight.scales, layout.columns)).to(weight.dtype)
     if layout.kind == "mxfp4":
-        table = torch.tensor((*E2M1, *(-value for value in E2M1)), device=weight.device)
+        table = torch.tensor(FP4_VALUES, device=weight.device)
         exponents = weight.scales.contiguous().view(torch.uint8)
         scales = exponents.view(torch.float8_e8m0fnu).float()
         values = table[numbers.long()] * _of_rows(weight, scales, layout.columns)

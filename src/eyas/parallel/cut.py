@@ -6,7 +6,7 @@ Does not know: files, layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -108,3 +108,8 @@ def whole(parameter: Parameter) -> Cut:
     if isinstance(parameter, Cut):
         return parameter
     return Cut(parameter, tuple(parameter.shape), ((0, parameter.shape[0]),))
+
+
+def whole_shape(blocks: Sequence[Parameter]) -> tuple[int, ...]:
+    """Return the shape of the tensor that consecutive blocks of rows make."""
+    return (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:])

@@ -19,9 +19,9 @@ _IRI_CHAR = (
 )
 
 
-def _reference(char: str) -> str:
-    """RFC 3986 4.1 (3987 for international characters): an absolute address, or a relative reference
-    whose first segment has no colon."""
+def _reference(char: str, *, is_relative: bool) -> str:
+    """RFC 3986 4.1 (3987 for international characters): an absolute address, or with `is_relative` also
+    a relative reference, whose first segment has no colon."""
     segment = f"(?:{char}|{_PCT})"
     scheme = "[a-zA-Z][a-zA-Z0-9+.-]*:"
     no_colon = f"(?:{char.replace(':', '', 1)}|{_PCT})"
@@ -30,7 +30,10 @@ def _reference(char: str) -> str:
     absolute = f"/(?:{segment}+(?:/{segment}*)*)?"
     rootless = f"{segment}+(?:/{segment}*)*"
     plain = f"{no_colon}+(?:/{segment}*)*"
-    return f"^(?:{scheme}(?:{with_host}|{absolute}|{rootless})?|{with_host}|{absolute}|{plain})?{tail}$"
+    address = f"{scheme}(?:{with_host}|{absolute}|{rootless})?"
+    if is_relative:
+        address = f"(?:{address}|{with_host}|{absolute}|{plain})?"
+    return f"^{address}{tail}$"
 
 
 def _authority(char: str) -> str:
@@ -38,13 +41,6 @@ def _authority(char: str) -> str:
     user = f"(?:{char.replace('@', '', 1)}|{_PCT})*@"
     name = f"(?:{char.replace(':@', '', 1)}|{_PCT})*"
     return rf"(?:{user})?(?:\[[0-9a-fA-F:.]+\]|{name})(?::[0-9]*)?"
-
-
-def _absolute(char: str) -> str:
-    segment = f"(?:{char}|{_PCT})"
-    tail = rf"(?:\?(?:{segment}|[/?])*)?(?:\#(?:{segment}|[/?])*)?"
-    rest = f"(?://{_authority(char)}(?:/{segment}*)*|/(?:{segment}+(?:/{segment}*)*)?|{segment}+(?:/{segment}*)*)"
-    return f"^[a-zA-Z][a-zA-Z0-9+.-]*:{rest}?{tail}$"
 
 
 _DAY = (
@@ -84,9 +80,9 @@ PATTERNS = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}[tT]{_TIME}$",
-    "uri-reference": _reference(_UNRESERVED),
-    "iri": _absolute(_IRI_CHAR),
-    "iri-reference": _reference(_IRI_CHAR),
+    "uri-reference": _reference(_UNRESERVED, is_relative=True),
+    "iri": _reference(_IRI_CHAR, is_relative=False),
+    "iri-reference": _reference(_IRI_CHAR, is_relative=True),
     "uri-template": (
         rf"^(?:[a-zA-Z0-9\-._\~!$\&()*+,;=:@/?\#\[\]]|{_PCT}"
         r"|\{[+\#./;?\&]?[a-zA-Z0-9_]+(?:\.[a-zA-Z0-9_]+)*(?::[1-9][0-9]{0,3}|\*)?"

@@ -20,7 +20,7 @@ from eyas.config import CacheConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.draft import TreeShape
 from eyas.engine.drafting import decide_drafting
 from eyas.llm import LLM
-from eyas.models import Progress, locate_model, read_spec
+from eyas.models import Progress, locate_model, num_parameters, read_spec
 from eyas.verify.contestants import EngineContestant, Job, take_turns
 from eyas.verify.inputs import Inputs, check_lengths, from_entries, from_tasks
 from eyas.verify.law import AllAnswers, Say, answer, count_acceptance, judge
@@ -99,7 +99,7 @@ def choose_drafting(plan: VerifyPlan, directory: Path) -> tuple[DraftConfig, str
         return msgspec.structs.replace(asked, drafter="+".join(names)), ""
     if plan.engine.draft.model is not None:
         raise ValueError(f"draft.model: {asked.model} holds nothing that drafts")
-    if spec.num_parameters <= MOST_OWN_PARAMETERS:
+    if num_parameters(spec) <= MOST_OWN_PARAMETERS:
         own = msgspec.structs.replace(asked, drafter="model", model=str(directory))
         return own, "no head was given: the model drafts for itself"
     lookup = msgspec.structs.replace(asked, drafter="ngram")
@@ -227,7 +227,7 @@ def _parity(
 ) -> dict[str, Any]:
     if not plan.with_parity:
         return {"status": "skipped", "text": "was not asked for"}
-    if shortage := lacks_room(read_spec(directory).num_parameters, device):
+    if shortage := lacks_room(num_parameters(read_spec(directory)), device):
         return {"status": "skipped", "text": shortage}
     if "float32" not in own:
         say("scoring texts in float32")

@@ -23,7 +23,7 @@ from eyas.config import EngineInfo, HandoverConfig
 from eyas.constraint import Grammar
 from eyas.core import Delta, KVHandle, Request, RequestError
 from eyas.engine.engine import Engine
-from eyas.engine.handover.imports import Import, Importer
+from eyas.engine.handover.imports import MAX_READINGS, Import, Importer
 from eyas.engine.handover.memory import SlotMemory, prompt_digest
 from eyas.engine.handover.messages import HandoverError
 from eyas.engine.handover.offers import Offer, Offers, OfferServer
@@ -185,10 +185,8 @@ class HandoverEngine:
         """Stop the threads, then the engine."""
         if self._server is not None:
             self._server.close()
-        if self._importer is not None:
-            for job in self._reading.values():
-                job.abort()
-            self._importer.close()
+        for job in self._reading.values():
+            job.abort()
         self._transport.close()
         self._engine.shutdown()
 
@@ -257,7 +255,7 @@ class HandoverEngine:
     def _start_imports(self) -> None:
         """Reserve slots for waiting prompts and begin to read them, in order, as far as slots
         suffice."""
-        while self._waiting and self._can_start:
+        while self._waiting and self._can_start and len(self._reading) < MAX_READINGS:
             if not self._start(self._waiting[0]):
                 self._can_start = False  # until a step or a reading has ended
                 return

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,7 +36,8 @@ from eyas.engine.handover.transport import Transport
 
 log = logging.getLogger(__name__)
 
-MAX_THREADS = 64
+MAX_READINGS = 64
+"""Prompts that are read at a time, each on a thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +84,6 @@ class Importer:
         self._layout = layout
         self._transport = transport
         self._wake = wake
-        self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="kv-imports")
 
     def check(self, handle: KVHandle) -> None:
         """Raise HandoverError if prompts of this server are not read."""
@@ -95,12 +96,22 @@ class Importer:
             )
 
     def start(self, job: Import) -> None:
-        """Begin to read."""
-        job.result = self._pool.submit(self._read, job)
+        """Begin to read, on a thread of its own."""
+        job.result = Future()
         job.result.add_done_callback(lambda _: self._wake())
+        try:
+            threading.Thread(
+                target=self._run, args=(job, job.result), name="kv-import", daemon=True
+            ).start()
+        except RuntimeError as error:  # no more threads can be started
+            log.warning("the prompt of request %s was not read: %s", job.request.id, error)
+            job.result.set_exception(_not_read(job))
 
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def _run(self, job: Import, result: Future[Grant]) -> None:
+        try:
+            result.set_result(self._read(job))
+        except BaseException as error:
+            result.set_exception(error)
 
     def _read(self, job: Import) -> Grant:
         handle = job.request.kv_handle
@@ -116,10 +127,7 @@ class Importer:
                 return self._converse(job, job.link, handle)
         except (OSError, OverflowError) as error:
             log.warning("the prompt of request %s was not read: %s", job.request.id, error)
-            raise HandoverError(
-                "the prompt could not be read from the prefill server; send the request to it again",
-                has_room=handle.is_awaited,
-            ) from error
+            raise _not_read(job) from error
 
     def _converse(self, job: Import, link: Link, handle: KVHandle) -> Grant:
         layout, transport, waits = self._layout, self._transport.name, handle.is_awaited
@@ -137,3 +145,11 @@ class Importer:
         if not isinstance(link.receive(), Done):
             raise OSError("the prompt was not held until all of it had arrived")
         return answer
+
+
+def _not_read(job: Import) -> HandoverError:
+    handle = job.request.kv_handle
+    return HandoverError(
+        "the prompt could not be read from the prefill server; send the request to it again",
+        has_room=handle is not None and handle.is_awaited,
+    )

@@ -16,7 +16,6 @@ import torch
 
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import (
-    SCALE_TYPES,
     StoredTensor,
     add,
     check_groups,
@@ -24,10 +23,9 @@ from eyas.models.formats.base import (
     check_type,
     take_pieces,
     visible,
-    wrong_shape,
 )
 from eyas.models.formats.config import group_size
-from eyas.models.formats.integers import IntegerPacking, unpacked
+from eyas.models.formats.integers import IntegerPacking, check_words, unpacked
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of its 8 columns each 4 bits of a word hold, from the lowest bits on."""
@@ -83,11 +81,8 @@ class Awq:
                 continue
             roles = {"words": "qweight", "zeros": "qzeros", "scales": "scales"}
             pieces = take_pieces(tensors, words, {r: f"{module}.{n}" for r, n in roles.items()})
-            for role in ("words", "zeros"):
-                check_type(pieces[role], ("I32",), "packed numbers")
-            check_type(pieces["scales"], SCALE_TYPES, "scales")
-            if len(words.shape) != 2:
-                raise wrong_shape(words, (*words.shape, 1)[:2], "the format (AWQ)")
+            check_words(pieces, "AWQ")
+            check_type(pieces["zeros"], ("I32",), "packed numbers")
             num_columns, num_words = words.shape
             num_groups = check_groups(words, num_columns, self.group_size)
             why = f"{words.name!r} and group_size of quantization_config"

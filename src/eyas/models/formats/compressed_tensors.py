@@ -19,7 +19,6 @@ import torch
 
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import (
-    SCALE_TYPES,
     StoredTensor,
     add,
     check_groups,
@@ -27,10 +26,9 @@ from eyas.models.formats.base import (
     check_type,
     take_pieces,
     visible,
-    wrong_shape,
 )
 from eyas.models.formats.config import block_size, group_size
-from eyas.models.formats.integers import WORD_BITS, IntegerPacking, unpacked
+from eyas.models.formats.integers import WORD_BITS, IntegerPacking, check_words, unpacked
 from eyas.models.formats.scaled import scaled_tensor
 
 FORMATS = (
@@ -154,16 +152,13 @@ class Scheme:
     def packed(self, name: str, pieces: Mapping[str, StoredTensor]) -> StoredTensor:
         """Return the logical tensor of a weight whose numbers are packed into words."""
         words = pieces["words"]
-        check_type(words, ("I32",), "packed numbers")
-        check_type(pieces["scales"], SCALE_TYPES, "scales")
+        check_words(pieces, "pack-quantized")
         if self.kind != "int" or self.strategy not in ("channel", "group"):
             raise ValueError(
                 f"{words.file}: tensor {words.name!r} is packed, but quantization_config describes it "
                 f"as {self}; packed weights are integers with a scale for each channel or group: "
                 "download both again"
             )
-        if len(words.shape) != 2:
-            raise wrong_shape(words, (*words.shape, 1)[:2], "the format (pack-quantized)")
         count = WORD_BITS // self.bits
         num_rows, num_columns = words.shape[0], words.shape[1] * count
         num_groups = check_groups(words, num_columns, self.group_size)

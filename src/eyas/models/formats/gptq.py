@@ -17,7 +17,6 @@ import torch
 
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import (
-    SCALE_TYPES,
     StoredTensor,
     add,
     check_groups,
@@ -25,10 +24,9 @@ from eyas.models.formats.base import (
     check_type,
     take_pieces,
     visible,
-    wrong_shape,
 )
 from eyas.models.formats.config import group_size
-from eyas.models.formats.integers import WORD_BITS, IntegerPacking, unpacked
+from eyas.models.formats.integers import WORD_BITS, IntegerPacking, check_words, unpacked
 
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """What is added to a stored zero point, by the format's version."""
@@ -110,11 +108,8 @@ class Gptq:
             roles = {"words": "qweight", "zeros": "qzeros", "scales": "scales", "groups": "g_idx"}
             names = {role: f"{module}.{end}" for role, end in roles.items()}
             pieces = take_pieces(tensors, words, names, () if self.needs_groups else ("groups",))
-            for role in ("words", "zeros"):
-                check_type(pieces[role], ("I32",), "packed numbers")
-            check_type(pieces["scales"], SCALE_TYPES, "scales")
-            if len(words.shape) != 2:
-                raise wrong_shape(words, (*words.shape, 1)[:2], "the format (GPTQ)")
+            check_words(pieces, "GPTQ")
+            check_type(pieces["zeros"], ("I32",), "packed numbers")
             shape = (words.shape[1], words.shape[0] * count)
             num_groups = check_groups(words, shape[1], self.group_size)
             why = f"{words.name!r}, bits and group_size of quantization_config"

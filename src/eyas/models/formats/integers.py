@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from eyas.kernels.packed import STEP, Layout, PackedWeight
-from eyas.models.formats.base import Packing, StoredTensor
+from eyas.models.formats.base import SCALE_TYPES, Packing, StoredTensor, check_type, wrong_shape
 from eyas.ops.dequantise import arrange
 
 WORD_BITS = 32
@@ -81,6 +81,15 @@ class IntegerPacking(Packing):
         device: torch.device | str = "cpu",
     ) -> tuple[torch.Tensor, torch.Tensor | int, torch.Tensor]:
         """Return numbers [O, I], zero points [O, G] or the one of all, and scales [O, G]."""
+
+
+def check_words(pieces: Mapping[str, StoredTensor], title: str) -> None:
+    """Refuse words that are no matrix, and pieces of other types. title: of the format, for errors."""
+    words = pieces["words"]
+    check_type(words, ("I32",), "packed numbers")
+    check_type(pieces["scales"], SCALE_TYPES, "scales")
+    if len(words.shape) != 2:
+        raise wrong_shape(words, (*words.shape, 1)[:2], f"the format ({title})")
 
 
 def unpacked(

@@ -29,15 +29,13 @@ from eyas.models.formats.base import (
     visible,
     wrong_shape,
 )
-from eyas.ops.dequantise import arrange
+from eyas.ops.dequantise import FP4_VALUES, arrange
 
 GROUP_BYTES = 16
 """Bytes of the 32 numbers that share a scale."""
 LAYOUT = Layout("mxfp4", 1, 2 * GROUP_BYTES)
 BYTES = 1 << 17
 """Bytes that are looked up at a time: few, so that their indices stay in the caches."""
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Values of the lower three bits of a number; the fourth is the sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,7 @@ def kept(pairs: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype) -> Pa
 
 def number_pairs(packed: torch.Tensor) -> torch.Tensor:
     """Return the two numbers of each byte [..., n], the lower bits first: bfloat16 [..., 2 n]."""
-    numbers = torch.tensor((*MAGNITUDES, *(-value for value in MAGNITUDES))).bfloat16()
+    numbers = torch.tensor(FP4_VALUES).bfloat16()
     byte = torch.arange(256)
     pairs = torch.stack((numbers[byte & 15], numbers[byte >> 4]), -1)
     table = pairs.view(torch.int32).flatten()  # an element is a pair: one look-up for both

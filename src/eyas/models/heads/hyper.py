@@ -14,11 +14,14 @@ from __future__ import annotations
 import torch
 
 from eyas.attention.base import PlannedRows
-from eyas.layers.linear import Linear
+from eyas.layers.compute import Compute
+from eyas.layers.embedding import Embedding
+from eyas.layers.linear import Linear, LogitsHead
 from eyas.models.decoder import Filled
 from eyas.models.heads.network import DraftHead
 from eyas.models.heads.spec import HeadSpec
 from eyas.models.hyper_decoder import stream_layers
+from eyas.parallel.cut import whole_shape
 
 
 class HyperHead(DraftHead):
@@ -61,3 +64,31 @@ class HyperHead(DraftHead):
 def head_class(spec: HeadSpec) -> type[DraftHead]:
     """Return the class that runs a head."""
     return DraftHead if spec.hyper is None else HyperHead
+
+
+def parameter_shapes(spec: HeadSpec) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter that a head owns, by its name in `DraftHead.parameters`.
+
+    ValueError: sizes are beyond those of any tensor.
+    """
+    compute = Compute(torch.bfloat16, torch.device("meta"))
+    shared_embedding = shared_head = None
+    if not spec.own_embedding:
+        shared_embedding = Embedding(spec.vocab_size, spec.hidden_size, compute)
+    if not spec.own_head:
+        shared_head = LogitsHead(*spec.head_shape, compute)
+    try:
+        head = head_class(spec)(
+            spec,
+            dtype=compute.dtype,
+            device=compute.device,
+            max_model_len=1,
+            order=compute.order,
+            embedding=shared_embedding,
+            head=shared_head,
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"the sizes in the head's config.json are not those of a head: {error}"
+        ) from None
+    return {name: whole_shape(blocks) for name, blocks in head.parameters().items()}

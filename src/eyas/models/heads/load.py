@@ -19,7 +19,7 @@ from eyas.models.checkpoint import Checkpoint
 from eyas.models.config_file import ConfigFile
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
-from eyas.models.heads.hyper import head_class
+from eyas.models.heads.hyper import head_class, parameter_shapes
 from eyas.models.heads.mtp import find_layout, mtp_files, read_mtp
 from eyas.models.heads.names import stored_names
 from eyas.models.heads.network import DraftHead
@@ -28,7 +28,7 @@ from eyas.models.heads.spec import HeadSpec
 from eyas.models.heads.vocabulary import read_draft_ids, read_token_map
 from eyas.models.kv_scales import first_product, module_of, read_kv_scales
 from eyas.models.load import read_head_weight
-from eyas.models.registry import read_spec
+from eyas.models.registry import describes_head, read_spec
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import Progress, fill, fused, parameter_pattern
 
@@ -38,11 +38,7 @@ def is_head(directory: Path | str) -> bool:
 
     ValueError: it holds no readable checkpoint.
     """
-    config = ConfigFile.of_model(directory)
-    if "speculators_model_type" in config.values or "draft_vocab_size" in config.values:
-        return True
-    names = config.values.get("architectures")
-    if isinstance(names, list) and any("eagle" in str(name).lower() for name in names):
+    if describes_head(ConfigFile.of_model(directory)):
         return True
     tensors = Checkpoint.open(directory, opens_pickles=True).tensors
     return "fc.weight" in stored_names(tensors, Path(directory))
@@ -180,7 +176,9 @@ def _files(spec: HeadSpec, checkpoint: Checkpoint, target: ModelSpec) -> dict[st
         layout = find_layout(checkpoint, spec.num_target_layers)
         assert layout is not None
         return mtp_files(spec, layout, target, checkpoint)
-    return parameter_files(spec, stored_names(checkpoint.tensors, checkpoint.directory))
+    return parameter_files(
+        parameter_shapes(spec), stored_names(checkpoint.tensors, checkpoint.directory)
+    )
 
 
 def _fill_from_target(

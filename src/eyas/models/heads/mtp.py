@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.models.checkpoint import Checkpoint
+from eyas.models.heads.hyper import parameter_shapes
 from eyas.models.heads.read import check_parameters
 from eyas.models.heads.spec import HeadSpec
 from eyas.models.registry import family_of, published_names
@@ -175,8 +176,9 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
         compressed=target.compressed[0].without_entries if target.compressed else None,
         hyper=target.hyper,
     )
-    files = mtp_files(spec, layout, target, checkpoint)
-    check_parameters(spec, checkpoint, files, _stored_shapes(spec, layout, target, checkpoint))
+    shapes = _stored_shapes(spec, layout, target, checkpoint)
+    files = {parameter: layout.file_name(parameter, target) for parameter in shapes}
+    check_parameters(spec, checkpoint, files, shapes)
     if unknown := sorted(stored - {name.removeprefix(prefix) for name in files.values()}):
         raise ValueError(
             f"{checkpoint.directory} holds {listed([prefix + name for name in unknown])}, which an "
@@ -197,7 +199,7 @@ def _stored_shapes(
     spec: HeadSpec, layout: MtpLayout, target: ModelSpec, checkpoint: Checkpoint
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the layer's parameters as stored: all experts may be one tensor."""
-    shapes, experts = spec.parameter_shapes, spec.experts
+    shapes, experts = parameter_shapes(spec), spec.experts
     names = family_of(target.architecture).CHECKPOINT_NAMES
     if experts is None or "layers.{layer}.mlp.experts.gate_up.weight" not in names:
         return shapes

@@ -10,30 +10,14 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from eyas.models.dense import LATENT_ATTENTION
+from eyas.models.dense import CHECKPOINT_NAMES
 from eyas.models.weights import HARMLESS
 
 LAYER_NAMES = {
-    "attention_norm.weight": "input_layernorm.weight",
-    "attention.q.weight": "self_attn.q_proj.weight",
-    "attention.k.weight": "self_attn.k_proj.weight",
-    "attention.v.weight": "self_attn.v_proj.weight",
-    "attention.o.weight": "self_attn.o_proj.weight",
-    "attention.q.bias": "self_attn.q_proj.bias",
-    "attention.k.bias": "self_attn.k_proj.bias",
-    "attention.v.bias": "self_attn.v_proj.bias",
-    "attention.o.bias": "self_attn.o_proj.bias",
-    "attention.q_norm.weight": "self_attn.q_norm.weight",
-    "attention.k_norm.weight": "self_attn.k_norm.weight",
-    **LATENT_ATTENTION,
-    "mlp_norm.weight": "post_attention_layernorm.weight",
-    "mlp.gate.weight": "mlp.gate_proj.weight",
-    "mlp.up.weight": "mlp.up_proj.weight",
-    "mlp.down.weight": "mlp.down_proj.weight",
-    "mlp.gate.bias": "mlp.gate_proj.bias",
-    "mlp.up.bias": "mlp.up_proj.bias",
-    "mlp.down.bias": "mlp.down_proj.bias",
+    parameter.removeprefix("layers.{layer}."): name.removeprefix("model.layers.{layer}.")
+    for parameter, name in CHECKPOINT_NAMES.items()
 }
+"""Names within a layer: those of Llama."""
 HEAD_NAMES = {
     "embedding.weight": "embed_tokens.weight",
     "embedding_norm.weight": "layers.0.input_layernorm.weight",

@@ -64,11 +64,8 @@ class DraftHead:
         self._head = head or LogitsHead(*spec.head_shape, compute)
         assert self._head.shape == spec.head_shape
         self._norms = {
-            name.removesuffix(".weight"): RMSNorm(
-                size, spec.norm_epsilon, compute, offset=spec.traits.norm_offset
-            )
-            for name, (size, *_) in spec.parameter_shapes.items()
-            if "norm" in name and not name.startswith("layers.")
+            name: RMSNorm(size, spec.norm_epsilon, compute, offset=spec.traits.norm_offset)
+            for name, size in _norm_sizes(spec).items()
         }
         self._parts = self._build()
         # A row has the rope angles of the position before it, whose feature it reads.
@@ -95,14 +92,13 @@ class DraftHead:
     def parameters(self) -> dict[str, list[Parameter]]:
         """Return the tensors that a loader fills, by name: consecutive blocks of the parameter's rows.
 
-        The names are those of `spec.parameter_shapes`, and "head.weight" where the output layer is a
-        selection of the target's rows.
+        "head.weight" is also there where the output layer is a selection of the target's rows.
         """
-        tensors: dict[str, list[Parameter]] = {
-            f"{name}.weight": [norm.parameter()] for name, norm in self._norms.items()
-        }
+        tensors: dict[str, list[Parameter]] = {}
         if self.spec.own_embedding:
             tensors["embedding.weight"] = [self._embedding.weight_VD]
+        for name, norm in self._norms.items():
+            tensors[f"{name}.weight"] = [norm.parameter()]
         if self._owns_head:
             tensors["head.weight"] = list(self._head.parameters())
         for prefix, part in self._parts:
@@ -190,3 +186,18 @@ class DraftHead:
         num_rows = hidden_RD.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
         return self._head(hidden_RD)
+
+
+def _norm_sizes(spec: HeadSpec) -> dict[str, int]:
+    """Return the sizes of the norms outside of the layers, by name."""
+    sizes: dict[str, int] = {}
+    if spec.fc_norm:
+        sizes |= {f"fc_norm.{index}": spec.target_hidden_size for index in range(len(spec.taps))}
+    if spec.input_norm:
+        sizes["input_norm"] = spec.fc_shape[1]
+    if spec.entry_norms:
+        sizes["embedding_norm"] = spec.hidden_size
+        sizes["feature_norm"] = spec.feature_size // spec.num_streams
+    if spec.final_norm:
+        sizes["norm"] = spec.hidden_size
+    return sizes

@@ -18,16 +18,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from eyas.models.checkpoint import Checkpoint
 from eyas.models.config_file import ConfigFile
+from eyas.models.heads.hyper import parameter_shapes
 from eyas.models.heads.names import UNUSED, file_name, stored_names
 from eyas.models.heads.spec import HeadKind, HeadSpec, default_taps
 from eyas.models.heads.vocabulary import read_draft_ids
+from eyas.models.rope_fields import max_position, read_rope
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import check_tensor, listed
 
@@ -80,8 +82,9 @@ def read_eagle(directory: Path, target: ModelSpec) -> HeadSpec:
     stored = stored_names(checkpoint.tensors, directory)
     _refuse_unsupported(outer, config, stored)
     spec = _spec(config, outer, checkpoint, stored, target)
-    check_parameters(spec, checkpoint, parameter_files(spec, stored))
-    unknown = set(stored) - {file_name(name) for name in spec.parameter_shapes}
+    shapes = parameter_shapes(spec)
+    check_parameters(spec, checkpoint, parameter_files(shapes, stored), shapes)
+    unknown = set(stored) - {file_name(name) for name in shapes}
     unknown = {name for name in unknown if not UNUSED.search(name)}
     if spec.kind == "eagle":
         unknown.discard("lm_head.weight")  # the target's, by definition
@@ -129,11 +132,11 @@ def read_facts(directory: Path) -> HeadFacts:
     )
 
 
-def parameter_files(spec: HeadSpec, stored: Mapping[str, str]) -> dict[str, str]:
+def parameter_files(parameters: Iterable[str], stored: Mapping[str, str]) -> dict[str, str]:
     """Return the tensor name of each parameter of an EAGLE head, whether the file has it or not."""
     return {
         parameter: stored.get(file_name(parameter), file_name(parameter))
-        for parameter in spec.parameter_shapes
+        for parameter in parameters
     }
 
 
@@ -141,18 +144,18 @@ def check_parameters(
     spec: HeadSpec,
     checkpoint: Checkpoint,
     files: Mapping[str, str],
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
     """Refuse a checkpoint that lacks a parameter of `files`, or holds one of another shape.
 
-    shapes: of the parameters as stored; None is `spec.parameter_shapes`.
+    shapes: of the parameters as stored.
     """
     if missing := [name for name in files.values() if name not in checkpoint.tensors]:
         raise ValueError(
             f"{checkpoint.directory} lacks {listed(missing)}; the head is incomplete or its "
             "config.json describes another: download both again"
         )
-    for parameter, shape in (shapes or spec.parameter_shapes).items():
+    for parameter, shape in shapes.items():
         tensor = checkpoint.tensors[files[parameter]]
         if parameter == "fc.weight" and tensor.shape[1:] != shape[1:]:
             states = len(spec.taps) if spec.fuses_states else 2
@@ -235,7 +238,7 @@ def _spec(
         raise config.error("num_key_value_heads", f"must divide {num_query_heads} attention heads")
     num_layers = config.count("num_hidden_layers", _num_layers(stored))
     head_dim = config.count("head_dim", max(1, hidden_size // num_query_heads))
-    rope = config.rope(head_dim)
+    rope = read_rope(config, head_dim)
     draft_vocab_size = config.count("draft_vocab_size", vocab_size)
     config = ConfigFile(config.path, {"max_position_embeddings": 2048, **config.values})
     taps = (target.num_layers + 1,)
@@ -256,7 +259,7 @@ def _spec(
         intermediate_size=config.count("intermediate_size"),
         norm_epsilon=config.epsilon(),
         rope=rope,
-        max_position=config.max_position(rope),
+        max_position=max_position(config, rope),
         taps=taps,
         windows=_windows(config, num_layers),
         own_embedding="embed_tokens.weight" in stored,

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from eyas.layers.rope import RopeSpec
+from eyas.models.heads.hyper import parameter_shapes
 from eyas.models.heads.names import file_name
 from eyas.models.heads.spec import HeadSpec, default_taps
 
@@ -36,7 +37,7 @@ def save_head(
 ) -> None:
     """Write config.json and model.safetensors into `directory`, which is created where it is missing.
 
-    tensors: one for each of `spec.parameter_shapes`, and "d2t" (int64 [draft vocabulary], target id
+    tensors: one for each of `parameter_shapes`, and "d2t" (int64 [draft vocabulary], target id
     minus draft id) where the draft vocabulary is smaller than the target's. dtype: to store them in.
     target: hub name of the target model; only the speculators format has a field for it.
     ValueError: the format cannot hold this head.
@@ -49,7 +50,7 @@ def save_head(
             "differently; use another format"
         )
     needs_map = spec.draft_vocab_size != spec.vocab_size
-    expected = dict(spec.parameter_shapes)
+    expected = parameter_shapes(spec)
     if needs_map:
         expected["d2t"] = (spec.draft_vocab_size,)
     given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

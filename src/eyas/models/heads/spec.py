@@ -10,7 +10,6 @@ i, and predicts the token at i + 1; position 0 has no row.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -21,7 +20,7 @@ from eyas.layers.expert_spec import ExpertSpec
 from eyas.layers.hyper_connections import HyperSizes
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
-from eyas.models.layer_products import feed_forward_shapes, layer_products, router_products
+from eyas.models.layer_products import layer_products, router_products
 from eyas.models.spec import LLAMA, LayerTraits
 
 HeadKind = Literal["eagle", "eagle3", "mtp"]
@@ -193,77 +192,6 @@ class HeadSpec:
         """The distinct (output size, input size) of the products with float32 results."""
         hyper = () if self.hyper is None else self.hyper.shapes(self.hidden_size)
         return (self.head_shape, *router_products(self, self.num_layers), *hyper)
-
-    @property
-    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every parameter that the head owns, by its name in `DraftHead.parameters`."""
-        hidden = self.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {}
-        if self.own_embedding:
-            shapes["embedding.weight"] = (self.vocab_size, hidden)
-        if self.fc_norm:
-            for index in range(len(self.taps)):
-                shapes[f"fc_norm.{index}.weight"] = (self.target_hidden_size,)
-        if self.input_norm:
-            shapes["input_norm.weight"] = (self.fc_shape[1],)
-        if self.hyper is None:
-            shapes["fc.weight"] = self.fc_shape
-        else:
-            shapes |= {f"{part}_fc.weight": (hidden, hidden) for part in ("embedding", "feature")}
-            shapes |= self.hyper.parameter_shapes("collapse.", hidden, is_last=True)
-        if self.fc_bias:
-            shapes["fc.bias"] = (hidden,)
-        if self.entry_norms:
-            shapes["embedding_norm.weight"] = (hidden,)
-            shapes["feature_norm.weight"] = (self.feature_size // self.num_streams,)
-        for layer in range(self.num_layers):
-            prefix = f"layers.{layer}."
-            if layer > 0 or self.first_attention_norm:
-                shapes[f"{prefix}attention_norm.weight"] = (hidden,)
-            shapes |= {
-                f"{prefix}{name}": shape for name, shape in self._attention_shapes(layer).items()
-            }
-            shapes[f"{prefix}mlp_norm.weight"] = (hidden,)
-            if self.hyper is not None:
-                for block in ("attention", "mlp"):
-                    connection = f"{prefix}{block}_connection."
-                    shapes |= self.hyper.parameter_shapes(connection, hidden, is_last=False)
-            blocks = feed_forward_shapes(self, layer, self.mlp_bias)
-            shapes |= {f"{prefix}{name}": shape for name, shape in blocks.items()}
-        if self.final_norm:
-            shapes["norm.weight"] = (hidden,)
-        if self.own_head:
-            shapes["head.weight"] = self.head_shape
-        return shapes
-
-    def _attention_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
-        input_size = self.attention_input_size(layer)
-        if self.compressed is not None:
-            found = self.compressed.parameter_shapes(self.hidden_size)
-            return {f"attention.{name}": shape for name, shape in found.items()}
-        if self.latent is not None:
-            found = self.latent.parameter_shapes(self.num_query_heads, self.hidden_size, input_size)
-            return {f"attention.{name}": shape for name, shape in found.items()}
-        query_width = self.num_query_heads * self.head_dim
-        kv_width = self.num_kv_heads * self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {}
-        q_width = query_width * (1 + self.has_output_gate)
-        for part, width in (("q", q_width), ("k", kv_width), ("v", kv_width)):
-            shapes[f"attention.{part}.weight"] = (width, input_size)
-            if self.qkv_bias:
-                shapes[f"attention.{part}.bias"] = (width,)
-        shapes["attention.o.weight"] = (self.hidden_size, query_width)
-        if self.output_bias:
-            shapes["attention.o.bias"] = (self.hidden_size,)
-        if self.qk_norm:
-            shapes["attention.q_norm.weight"] = (self.head_dim,)
-            shapes["attention.k_norm.weight"] = (self.head_dim,)
-        return shapes
-
-    @property
-    def num_parameters(self) -> int:
-        """The number of weights that the head owns."""
-        return sum(map(math.prod, self.parameter_shapes.values()))
 
 
 def default_taps(num_target_layers: int) -> tuple[int, int, int]:
