@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from eyas.core import Request, SamplingParams
 from eyas.dialect import Wanted
-from eyas.dialect.qwen3 import qwen3
+from eyas.dialect.choose import family_dialect
 from eyas.server.chat import PreparedChat
 from eyas.server.formats import ChoiceOutput, usage_object
 from eyas.server.response_format import ResponseFormat
@@ -142,7 +142,7 @@ def test_any_cutting_gives_the_same_response(kind: str, data: st.DataObject) -> 
     ids = ids_of(names, [*reasoning, *pieces])
     params = SamplingParams(stop=tuple(data.draw(STOPS)), logprobs=0)
     request = Request(id="r", prompt_token_ids=[1], params=params, with_marks=True)
-    dialect = qwen3(names)
+    dialect = family_dialect("qwen3", names)
     body = ResponseBody(input="x")
 
     def answer_format() -> ResponseFormat:

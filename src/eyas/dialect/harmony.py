@@ -20,8 +20,8 @@ from eyas.dialect.base import Dialect, Segmenter, ToolSpec, Vocabulary, Wanted
 from eyas.dialect.compose import chosen_tools
 from eyas.dialect.json_text import read_value
 from eyas.dialect.reasoning import marker
-from eyas.dialect.segment import WHITE, Reading, Sink, StreamReader, StreamSegmenter, Writer
-from eyas.dialect.tools import arguments, ignore, one_of
+from eyas.dialect.segment import WHITE, Reading, Sink, StreamReader, StreamSegmenter, Writer, ignore
+from eyas.dialect.tools import arguments, one_of
 from eyas.grammar import (
     Budget,
     Choice,
@@ -237,7 +237,3 @@ class Harmony(Dialect):
         yield from reader.span(WHITE)
         yield from read_value(reader, writer.arguments)
         return (yield from self._read_text(reader, ignore))
-
-
-def harmony(tokenizer: Vocabulary) -> Dialect:
-    return Harmony(tokenizer)

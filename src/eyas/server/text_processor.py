@@ -13,7 +13,7 @@ from typing import Any
 
 from eyas.config import EngineConfig, EngineInfo, StartChoice
 from eyas.core import MAX_LOGPROBS, Request, RequestError, SamplingParams, check_min_tokens
-from eyas.dialect import Dialect, dialect_reason, find_dialect, named_dialect
+from eyas.dialect import Dialect, dialect_reason, find_dialect
 from eyas.grammar import OutputSpec
 from eyas.server import errors
 from eyas.server.free_text import ControlTokenSplitter
@@ -49,8 +49,12 @@ class TextProcessor:
         self.max_top_logprobs = max_top_logprobs
         self._dialect: Dialect | None = None
         if self.tokenizer is not None:
-            self._dialect = _dialect(
-                self.tokenizer, self.template, info, reasoning_parser, tool_call_parser
+            self._dialect = find_dialect(
+                self.tokenizer,
+                None if self.template is None else self.template.source,
+                info.architecture,
+                reasoning_parser,
+                tool_call_parser,
             )
         self.choices = self._choices(info, reasoning_parser, tool_call_parser, chat_template)
         self.splitter = ControlTokenSplitter(self.tokenizer, info.eos_token_ids)
@@ -213,19 +217,6 @@ def model_directory(config: EngineConfig, info: EngineInfo) -> Path:
     if not directory.is_dir():
         raise ValueError(f"{config.model.path}: the engine does not say where its tokenizer is")
     return directory
-
-
-def _dialect(
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None,
-    info: EngineInfo,
-    reasoning_parser: str | None,
-    tool_call_parser: str | None,
-) -> Dialect:
-    source = template.source if template else ""
-    if reasoning_parser is None and tool_call_parser is None:
-        return find_dialect(tokenizer, source, info.architecture)
-    return named_dialect(tokenizer, reasoning_parser, tool_call_parser, source, info.architecture)
 
 
 def num_chars(value: Any) -> int:
