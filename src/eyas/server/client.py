@@ -93,11 +93,6 @@ class EngineClient(Protocol):
         ...
 
 
-def num_used_slots(stats: wire.EngineStats) -> int:
-    """Return the number of cache slots that running choices use."""
-    return stats.num_slots - stats.num_free_slots - stats.num_cached_slots
-
-
 def add_to(earlier: Delta, later: Delta) -> None:
     """Append `later` to `earlier`, which becomes the delta of both."""
     earlier.token_ids.extend(later.token_ids)

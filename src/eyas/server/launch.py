@@ -28,7 +28,7 @@ from eyas import logs
 from eyas.config import EngineConfig
 from eyas.core import DraftCounts
 from eyas.server.app import create_app
-from eyas.server.client import EngineClient, EngineProcess, num_used_slots
+from eyas.server.client import EngineClient, EngineProcess
 from eyas.server.http_protocol import BoundedProtocol, Connections
 from eyas.server.listening import Server
 from eyas.server.options import ServerOptions
@@ -287,14 +287,13 @@ async def _log_throughput(client: EngineClient) -> None:
         num_output = stats.num_output_tokens - before.num_output_tokens
         num_prompt = stats.num_prompt_tokens - before.num_prompt_tokens
         if num_output or num_prompt or stats.num_running:
-            used = num_used_slots(stats)
             log.info(
                 "running %d, waiting %d, output %.1f tokens/s, prompt %.1f tokens/s, cache %.0f %%%s",
                 stats.num_running,
                 stats.num_waiting,
                 num_output / REPORT_SECONDS,
                 num_prompt / REPORT_SECONDS,
-                100 * used / max(1, stats.num_slots),
+                100 * stats.cache_usage,
                 draft_statistics(before.drafts, stats.drafts),
             )
         before = stats
