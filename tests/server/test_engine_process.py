@@ -48,11 +48,7 @@ async def engine(*fault: str, max_queued: int = 64) -> AsyncIterator[EngineProce
         command=[*COMMAND, *fault],
     )
     await client.start()
-    ready = asyncio.create_task(client.ready.wait())
-    failed = asyncio.create_task(client.failed.wait())
-    await asyncio.wait({ready, failed}, return_when=asyncio.FIRST_COMPLETED)
-    ready.cancel()
-    failed.cancel()
+    await client.start_ended.wait()
     try:
         yield client
     finally:

@@ -167,7 +167,7 @@ class EngineProcess:
     one.
 
     command: run instead of `python -m eyas.engine.worker`; reads a `wire.Setup` from its standard
-    input.
+    input. start_ended: set when it is ready, or has failed.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class EngineProcess:
         self._socket: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
-        self.ready = asyncio.Event()
+        self.start_ended = asyncio.Event()
         self.failed = asyncio.Event()
 
     @property
@@ -347,7 +347,7 @@ class EngineProcess:
             case wire.Ready(info):
                 self._last_active = time.monotonic()
                 self._info = info
-                self.ready.set()
+                self.start_ended.set()
             case wire.Refused(request_id, message, param, refusal, code):
                 failures = {
                     "invalid": RequestError(message, param=param, code=code),
@@ -374,4 +374,5 @@ class EngineProcess:
             self._failure = reason
         for buffer in self._buffers.values():
             buffer.end(Code.ANSWER_LOST)
+        self.start_ended.set()
         self.failed.set()

@@ -32,6 +32,7 @@ from eyas.server.client import EngineClient, EngineProcess
 from eyas.server.http_protocol import BoundedProtocol, Connections
 from eyas.server.listening import Server
 from eyas.server.options import ServerOptions
+from eyas.server.restarts import RestartPolicy
 from eyas.server.service import Service
 from eyas.server.socket_file import SocketFile
 from eyas.server.start_choices import as_fields, as_table, server_choices
@@ -190,7 +191,7 @@ def new_supervisor(
             log_format=options.log_format,
             command=command,
         ),
-        max_restarts=options.max_restarts,
+        RestartPolicy(options.max_restarts),
     )
 
 
