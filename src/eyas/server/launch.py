@@ -15,7 +15,6 @@ import logging
 import os
 import resource
 import socket
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -65,30 +64,24 @@ def serve(
     logs.configure(options.log_level, options.log_format)
     for note in options.notes:
         log.info("%s", note)
-    if options.uds is not None:
-        with SocketFile(options.uds) as listener:
-            return asyncio.run(
-                _serve(config, fit_to_open_files(options), listener, command, traces)
-            )
+    host, port = options.host, options.port
     try:
-        listener = _listen(options.host, options.port)
+        opened = _listen(host, port) if options.uds is None else SocketFile(options.uds)
     except OSError as error:
-        log.error(
-            "cannot listen on %s:%d: %s; choose another --host or --port",
-            options.host,
-            options.port,
-            error.strerror,
-        )
+        reason = error.strerror
+        log.error("cannot listen on %s:%d: %s; choose another --host or --port", host, port, reason)
         return 1
-    if not (options.api_keys or options.allow_no_key) and is_reached_by_others(listener):
-        log.warning(
-            "%s:%d is open without a key to everybody who can reach this machine: they can use the "
-            "model, fill its queue and read /metrics. Set --api-key-file, or listen on 127.0.0.1; "
-            "--allow-no-key silences this warning, if a firewall or proxy restricts access",
-            options.host,
-            listener.getsockname()[1],
-        )
-    return asyncio.run(_serve(config, fit_to_open_files(options), listener, command, traces))
+    with opened as listener:
+        if not (options.api_keys or options.allow_no_key) and is_reached_by_others(listener):
+            log.warning(
+                "%s:%d is open without a key to everybody who can reach this machine: they can use "
+                "the model, fill its queue and read /metrics. Set --api-key-file, or listen on "
+                "127.0.0.1; --allow-no-key silences this warning, if a firewall or proxy restricts "
+                "access",
+                host,
+                listener.getsockname()[1],
+            )
+        return asyncio.run(_serve(config, fit_to_open_files(options), listener, command, traces))
 
 
 def _traces(endpoint: str) -> Traces:
@@ -241,9 +234,7 @@ async def _serve(
             status = 1
             log.error("%s", reason)
         service.end_start()
-        deadline = time.monotonic() + SHUTDOWN_SECONDS
-        while service.num_running and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        await service.wait_for_answers(SHUTDOWN_SECONDS)
         server.should_exit = True
 
     url = _url_of(listener)
@@ -323,6 +314,4 @@ def _url_of(listener: socket.socket) -> str:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=2048)
-    listener.setblocking(False)
-    return listener
+    return socket.create_server((host, port), family=family, backlog=2048)
