@@ -80,19 +80,32 @@ def _constraints_in(
         yield _schema(fields.guided_json, f"{prefix}guided_json", white_space)
     if fields.json_schema is not None:
         yield _schema(fields.json_schema, f"{prefix}json_schema")
-    for name, pattern in (("guided_regex", fields.guided_regex), ("regex", fields.regex)):
-        if pattern is not None:
-            yield Constraint(prefix + name, Regex(pattern))
-    for name, text in (("guided_grammar", fields.guided_grammar), ("ebnf", fields.ebnf)):
-        if text is not None:
-            yield Constraint(prefix + name, grammar_source(text, prefix + name))
-    if fields.guided_choice is not None:
-        yield Constraint(
-            f"{prefix}guided_choice", choice_of([Literal(text) for text in fields.guided_choice])
-        )
-    if fields.structural_tag is not None:
-        param = f"{prefix}structural_tag"
-        yield Constraint(param, structural_tag(fields.structural_tag, splitter, param))
+    for name, kind in _KINDS.items():
+        if (value := getattr(fields, name)) is not None:
+            yield _constraint(kind, value, prefix + name, splitter)
+
+
+_KINDS = {
+    "guided_regex": "regex",
+    "regex": "regex",
+    "guided_grammar": "grammar",
+    "ebnf": "grammar",
+    "guided_choice": "choice",
+    "structural_tag": "structural_tag",
+}
+"""The kinds of constraints other than schemas, by their fields."""
+
+
+def _constraint(kind: str, value: Any, param: str, splitter: ControlTokenSplitter) -> Constraint:
+    match kind:
+        case "regex":
+            return Constraint(param, Regex(value))
+        case "grammar":
+            return Constraint(param, grammar_source(value, param))
+        case "choice":
+            return Constraint(param, choice_of([Literal(text) for text in value]))
+    assert kind == "structural_tag"
+    return Constraint(param, structural_tag(value, splitter, param))
 
 
 def _response_format(
@@ -136,43 +149,28 @@ def _structured_outputs(
             f"{param}.disable_additional_properties",
             'is not supported; write "additionalProperties": false into the schema',
         )
-    is_json = outputs.json_ is not None or bool(outputs.json_object)
+    anything = {"type": "object"} if outputs.json_object else None
+    schemas = {"json": outputs.json_, "json_object": anything}
+    schemas = {name: schema for name, schema in schemas.items() if schema is not None}
     white_space = _white_space(outputs.whitespace_pattern, f"{param}.whitespace_pattern")
     only_usual_separators = bool(outputs.disable_any_whitespace)
-    if (only_usual_separators or white_space is not None) and not is_json:
+    if (only_usual_separators or white_space is not None) and not schemas:
         is_pattern = outputs.whitespace_pattern is not None
         name = "whitespace_pattern" if is_pattern else "disable_any_whitespace"
         _refuse(f"{param}.{name}", "is for json only")
-    constraints = []
-    if outputs.json_ is not None:
-        constraints.append(
-            _schema(
-                outputs.json_,
-                f"{param}.json",
-                white_space,
-                only_usual_separators=only_usual_separators,
-            )
-        )
-    if outputs.json_object:
-        name, anything = f"{param}.json_object", {"type": "object"}
-        constraints.append(
-            _schema(anything, name, white_space, only_usual_separators=only_usual_separators)
-        )
-    if outputs.regex is not None:
-        constraints.append(Constraint(f"{param}.regex", Regex(outputs.regex)))
-    if outputs.choice is not None:
-        constraints.append(
-            Constraint(f"{param}.choice", choice_of([Literal(text) for text in outputs.choice]))
-        )
-    if outputs.grammar is not None:
-        name = f"{param}.grammar"
-        constraints.append(Constraint(name, grammar_source(outputs.grammar, name)))
-    if outputs.structural_tag is not None:
-        name = f"{param}.structural_tag"
-        constraints.append(Constraint(name, structural_tag(outputs.structural_tag, splitter, name)))
-    if not constraints:
+    others = {kind: getattr(outputs, kind) for kind in dict.fromkeys(_KINDS.values())}
+    others = {kind: value for kind, value in others.items() if value is not None}
+    if not (schemas or others):
         _refuse(param, "names no constraint; give json, regex, choice, grammar or structural_tag")
-    yield from constraints
+    for name, schema in schemas.items():
+        yield _schema(
+            schema,
+            f"{param}.{name}",
+            white_space,
+            only_usual_separators=only_usual_separators,
+        )
+    for kind, value in others.items():
+        yield _constraint(kind, value, f"{param}.{kind}", splitter)
 
 
 def _schema(
