@@ -14,7 +14,7 @@ from typing import Any
 
 from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
 from eyas.server.constraints import constrained_output, constraint_of
-from eyas.server.fields import prompts_in
+from eyas.server.fields import prompts_in, refuse_fields
 from eyas.server.formats import (
     AnswerFormat,
     ChoiceOutput,
@@ -47,8 +47,7 @@ def completion_requests(
     check_alternatives(body, processor.max_top_logprobs, "logprobs", "prompt_logprobs")
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens: 0 is for echo: true only", param="max_tokens")
-    if body.suffix is not None:
-        raise RequestError("suffix: is not supported", param="suffix", code="unsupported_parameter")
+    refuse_fields(body, {"suffix": "is not supported"})
     if body.echo and body.stream and body.logprobs is not None:
         raise RequestError("echo: with logprobs is not for stream: true", param="echo")
     prompts = prompts_in(body.prompt, "prompt", body.n or 1)

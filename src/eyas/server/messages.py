@@ -11,7 +11,6 @@ from typing import Any
 
 from eyas.core import RequestError
 from eyas.server.chat import PreparedChat
-from eyas.server.codes import Code
 from eyas.server.converted_chat import (
     PlacedMessage,
     check_conversation,
@@ -20,6 +19,7 @@ from eyas.server.converted_chat import (
     prepare_converted_chat,
 )
 from eyas.server.error_context import by_prefix
+from eyas.server.fields import refuse_fields
 from eyas.server.messages_input import placed_text, placed_turns
 from eyas.server.messages_models import CountTokensBody, MessagesBody, Thinking, ToolChoice
 from eyas.server.request_models import (
@@ -94,10 +94,7 @@ def prepare_messages(
 
 def _check(body: CountTokensBody) -> None:
     """Raise RequestError for fields that are known but not supported, or do not go together."""
-    for name, remedy in _UNSUPPORTED.items():
-        if getattr(body, name) not in (None, []):
-            code = Code.UNSUPPORTED_PARAMETER.word
-            raise RequestError(f"{name}: {remedy}", param=name, code=code)
+    refuse_fields(body, _UNSUPPORTED)
     choice, thinking = body.tool_choice, body.thinking
     if choice is not None and (choice.name is None) == (choice.type == "tool"):
         raise RequestError(

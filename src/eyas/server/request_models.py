@@ -39,23 +39,20 @@ MAX_TOOLS = 512
 MAX_TRANSFER_FIELDS = 64
 
 
-def _check_stream_options(options: dict[str, Any]) -> dict[str, Any]:
-    unknown = set(options) - {"include_usage", "include_obfuscation", "continuous_usage_stats"}
-    if unknown:
-        raise ValueError(f"{min(unknown)[:MAX_NAME_CHARS]!r} is not supported")
-    if not all(value is None or isinstance(value, bool) for value in options.values()):
-        raise ValueError("must be true or false")
-    if options.get("continuous_usage_stats") and not options.get("include_usage"):
-        raise ValueError("continuous_usage_stats needs include_usage: true")
-    return options
-
-
 def _only_neutral(penalty: float) -> float:
     if penalty != 1:
         raise ValueError(
             "must be 1, which does nothing: it is for beam search, which is not served"
         )
     return penalty
+
+
+class StreamOptions(StrictModel):
+    """include_obfuscation: accepted, and nothing is padded."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SchemaFormat(StrictModel):
@@ -149,7 +146,7 @@ class CompletionFields(SamplingFields, AnswerFields):
 
     response_format: ResponseFormat | None = None
 
-    stream_options: Annotated[dict[str, Any], AfterValidator(_check_stream_options)] | None = None
+    stream_options: StreamOptions | None = None
     seed: Seed | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None

@@ -25,6 +25,7 @@ from eyas.server.converted_chat import (
 )
 from eyas.server.error_context import by_prefix
 from eyas.server.errors import ApiError
+from eyas.server.fields import refuse_fields
 from eyas.server.request_models import (
     AllowedToolChoice,
     AllowedTools,
@@ -87,10 +88,7 @@ def field_name(path: str) -> str:
 
 def check_response(body: ResponseBody) -> None:
     """Raise RequestError for fields that are known but not supported, or do not go together."""
-    for name, remedy in _UNSUPPORTED.items():
-        if getattr(body, name) not in (None, False):
-            code = Code.UNSUPPORTED_PARAMETER.word
-            raise RequestError(f"{name}: {remedy}", param=name, code=code)
+    refuse_fields(body, _UNSUPPORTED)
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
         raise RequestError(f"top_logprobs: needs include: [{LOGPROBS!r}]", param="top_logprobs")
     if body.stream_options is not None and not body.stream:

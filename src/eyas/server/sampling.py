@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eyas.core import RequestError, SamplingParams
+from eyas.server.fields import refuse_fields
 from eyas.server.request_models import CompletionFields
 
 SEED_BITS = 53
@@ -27,14 +28,12 @@ def refuse_unsupported(body: CompletionFields) -> None:
             param="best_of",
             code="unsupported_parameter",
         )
-    if body.use_beam_search not in (None, False):
-        raise RequestError(
-            "use_beam_search: is not supported",
-            param="use_beam_search",
-            code="unsupported_parameter",
-        )
+    refuse_fields(body, {"use_beam_search": "is not supported"})
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options: is for stream: true only", param="stream_options")
+    if includes_usage_so_far(body) and not includes_usage(body):
+        param = "stream_options.continuous_usage_stats"
+        raise RequestError(f"{param}: needs include_usage: true", param=param)
     if body.return_draft_details and body.stream and not includes_usage(body):
         raise RequestError(
             "return_draft_details: is part of usage; with stream: true send stream_options: "
@@ -62,12 +61,12 @@ def check_alternatives(body: Any, limit: int, *names: str) -> None:
 
 def includes_usage(body: CompletionFields) -> bool:
     """Whether a stream ends with a chunk of usage."""
-    return bool((body.stream_options or {}).get("include_usage"))
+    return bool(body.stream_options and body.stream_options.include_usage)
 
 
 def includes_usage_so_far(body: CompletionFields) -> bool:
     """Whether each chunk of a stream has the usage up to it."""
-    return bool((body.stream_options or {}).get("continuous_usage_stats"))
+    return bool(body.stream_options and body.stream_options.continuous_usage_stats)
 
 
 def sampling_params(
