@@ -82,14 +82,7 @@ def prepare_chat(
     ids = processor.encode_chat(
         template_messages(body.messages, processor),
         template_tools(body.tools) if offered.tools else None,
-        **template_options(
-            processor,
-            body.messages,
-            body.chat_template_kwargs,
-            body.reasoning_effort,
-            body.add_generation_prompt,
-            body.continue_final_message,
-        ),
+        **template_options(processor, body.messages, body, body.reasoning_effort),
     )
     check_min_tokens(len(ids), params, processor.max_model_len)
     output = processor.dialect.output(wanted, ids)

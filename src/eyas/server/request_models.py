@@ -307,15 +307,22 @@ class Prediction(StrictModel):
     content: Content
 
 
-class ChatBody(CompletionFields):
+class ConversationFields(StrictModel):
+    """What a conversation's prompt depends on, besides its messages."""
+
+    tools: Tools | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class ChatBody(CompletionFields, ConversationFields):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Tools | None = None
     tool_choice: Annotated[Any, AfterValidator(_parse_tool_choice)] = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
     reasoning_effort: Effort | None = None
     max_reasoning_tokens: Count | None = None
     max_draft_nodes: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
@@ -325,8 +332,6 @@ class ChatBody(CompletionFields):
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
     stream_reasoning: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     verbosity: Literal["medium"] | None = None
     prediction: Prediction | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
@@ -364,15 +369,11 @@ class GenerateBody(AnswerFields):
     rid: Name | None = None
 
 
-class TokenizeBody(StrictModel):
+class TokenizeBody(ConversationFields):
     model: Name | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
     messages: Messages | None = None
-    tools: Tools | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
 
 

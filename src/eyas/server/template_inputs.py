@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from eyas.core import RequestError
-from eyas.server.request_models import Message, RefusalPart, TextPart, Tool
+from eyas.server.request_models import ConversationFields, Message, RefusalPart, TextPart, Tool
 from eyas.server.text_processor import TextProcessor
 from eyas.text.messages import require_content
 
@@ -113,21 +113,20 @@ def _set_effort(options: dict[str, Any], effort: str, processor: TextProcessor) 
 def template_options(
     processor: TextProcessor,
     messages: list[Message],
-    kwargs: dict[str, Any] | None,
+    body: ConversationFields,
     reasoning_effort: str | None,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool | None,
 ) -> dict[str, Any]:
     """Return the keyword arguments for rendering the template.
 
     RequestError for an argument that the template does not read, except for reasoning_effort, which
     clients send to every model.
     """
-    options = dict(kwargs or {})
+    kwargs = body.chat_template_kwargs or {}
+    options = dict(kwargs)
     if reasoning_effort is not None:
         _set_effort(options, reasoning_effort, processor)
     for name, value in options.items():
-        param = name if name not in (kwargs or {}) else f"chat_template_kwargs.{name[:64]}"
+        param = name if name not in kwargs else f"chat_template_kwargs.{name[:64]}"
         is_known = name.isidentifier() and not name.startswith("_") and name not in _RESERVED_KWARGS
         if processor.tokenizer is not None:
             is_known = is_known and name not in processor.tokenizer.special_texts
@@ -141,7 +140,7 @@ def template_options(
             raise RequestError(
                 f"{param}: must be true, false, a number or a short string", param=param
             )
-    if continue_final_message:
+    if body.continue_final_message:
         if messages[-1].tool_calls:
             param = f"messages[{len(messages) - 1}].tool_calls"
             raise RequestError(
@@ -151,6 +150,8 @@ def template_options(
             )
         options["continue_final_message"] = True
     options["add_generation_prompt"] = (
-        not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        not body.continue_final_message
+        if body.add_generation_prompt is None
+        else body.add_generation_prompt
     )
     return options

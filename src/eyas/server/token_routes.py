@@ -73,16 +73,11 @@ def _tokenize(body: TokenizeBody, processor: TextProcessor) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("prompt: give either prompt or messages", param="prompt")
     if body.messages is not None:
-        options = template_options(
-            processor,
-            body.messages,
-            body.chat_template_kwargs,
-            None,
-            body.add_generation_prompt,
-            body.continue_final_message,
+        return processor.encode_chat(
+            template_messages(body.messages, processor),
+            template_tools(body.tools),
+            **template_options(processor, body.messages, body, None),
         )
-        messages = template_messages(body.messages, processor)
-        return processor.encode_chat(messages, template_tools(body.tools), **options)
     assert body.prompt is not None
     processor.check_length(body.prompt, "prompt")
     tokenizer = require_tokenizer(processor.tokenizer, "prompt")

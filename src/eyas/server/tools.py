@@ -11,6 +11,7 @@ from typing import NamedTuple
 from eyas.core import RequestError
 from eyas.dialect import CHOICES, ToolSpec, tool_specs
 from eyas.server.request_models import AllowedToolChoice, ChatBody
+from eyas.server.template_inputs import template_tools
 
 
 class OfferedTools(NamedTuple):
@@ -28,8 +29,7 @@ def offered_tools(body: ChatBody) -> OfferedTools:
     parallel = body.parallel_tool_calls is not False
     if choice == "none":
         return OfferedTools((), choice, parallel)
-    tools = [{"function": tool.function.model_dump(exclude_none=True)} for tool in body.tools or ()]
-    specs = tool_specs(tools)
+    specs = tool_specs(template_tools(body.tools))
     if allowed is not None:
         specs = tuple(spec for spec in specs if spec.name in allowed)
     return OfferedTools(specs, choice, parallel)
