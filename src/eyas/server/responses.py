@@ -86,7 +86,7 @@ def field_name(path: str) -> str:
     return by_prefix(path, _RENAMED)
 
 
-def check_response(body: ResponseBody) -> None:
+def _check(body: ResponseBody) -> None:
     """Raise RequestError for fields that are known but not supported, or do not go together."""
     refuse_fields(body, _UNSUPPORTED)
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
@@ -110,7 +110,7 @@ def prepare_response(
     there is none. ApiError names the field that cannot be honoured.
     """
     try:
-        check_response(body)
+        _check(body)
         conversation = [
             *(_earlier(message) for message in _decode_conversation(history)),
             *placed_messages(body.input, "input"),
