@@ -21,6 +21,7 @@ from eyas.cli.options import (
     ResourceOptions,
     engine_config,
     flattened,
+    given_names,
     sampling_option,
 )
 
@@ -77,8 +78,8 @@ def chat(
     from eyas.cli.chat.view import ChatView
     from eyas.core import SamplingParams
 
-    given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    changes = {name: value for name, value in given.items() if value is not None}
+    values: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    changes = {name: value for name, value in values.items() if value is not None}
     SamplingParams(**changes)  # refuses a value out of range before a model is loaded
     offered = [] if tools is None else read_tools(tools, "--tools")
     template_options = {} if think is None else {"enable_thinking": think}
@@ -94,9 +95,10 @@ def chat(
     else:
         from eyas.cli.chat.remote import RemoteModel
 
-        _refuse_with_url(context)
+        given = given_names(context)
+        _refuse_with_url(given)
         key = None if api_key_file is None else _read_key(api_key_file)
-        name = chosen.model if _is_given(context, "model") else None
+        name = chosen.model if "model" in given else None
         model = RemoteModel(url, name, key, template_options)
     with closing(model):
         conversation = Conversation(model, changes, system=system, tools=offered)
@@ -130,11 +132,6 @@ def take_turn(conversation: Conversation, view: ChatView, message: str) -> None:
         view.end_answer(conversation.turn)
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 WITH_URL = {
     *("system", "tools", "think", "url", "api_key_file", "max_tokens", "temperature", "seed"),
     "model",
@@ -142,12 +139,11 @@ WITH_URL = {
 """The options that a chat with a server takes."""
 
 
-def _refuse_with_url(context: typer.Context) -> None:
+def _refuse_with_url(given: set[str]) -> None:
     """Raise ValueError that names an option which has no effect on a server."""
-    for name in context.params:
-        if name not in WITH_URL and _is_given(context, name):
-            option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option}: is decided by the server at --url; leave the option out")
+    for name in sorted(given - WITH_URL):
+        option = "--" + name.replace("_", "-")
+        raise ValueError(f"{option}: is decided by the server at --url; leave the option out")
 
 
 def _read_key(file: Path) -> str:
