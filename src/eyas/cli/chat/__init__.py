@@ -24,6 +24,7 @@ from eyas.cli.options import (
     given_names,
     sampling_option,
 )
+from eyas.cli.server_flags import read_keys
 
 if TYPE_CHECKING:
     from eyas.cli.chat.conversation import Conversation
@@ -97,7 +98,7 @@ def chat(
 
         given = given_names(context)
         _refuse_with_url(given)
-        key = None if api_key_file is None else _read_key(api_key_file)
+        key = next(iter(read_keys(api_key_file)), None)
         name = chosen.model if "model" in given else None
         model = RemoteModel(url, name, key, template_options)
     with closing(model):
@@ -144,13 +145,3 @@ def _refuse_with_url(given: set[str]) -> None:
     for name in sorted(given - WITH_URL):
         option = "--" + name.replace("_", "-")
         raise ValueError(f"{option}: is decided by the server at --url; leave the option out")
-
-
-def _read_key(file: Path) -> str:
-    try:
-        key = file.read_text(encoding="utf-8").partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--api-key-file: cannot read {file} ({error})") from error
-    if not key:
-        raise ValueError(f"--api-key-file: the first line of {file} contains no key")
-    return key
