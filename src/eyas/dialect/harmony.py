@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal as OneOf
 
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.dialect.base import Dialect, Segmenter, ToolSpec, Vocabulary, Wanted
 from eyas.dialect.compose import chosen_tools
 from eyas.dialect.json_text import read_value
@@ -85,10 +85,10 @@ class Harmony(Dialect):
         tools, must_call = chosen_tools(wanted, self.name, has_calls=True)
         begins_in = self._begins_in(prompt_token_ids)
         if must_call and begins_in == "content":
-            raise RequestError(
-                "tool_choice: the prompt has begun the final answer, so no call can follow; end the "
+            raise field_error(
+                "tool_choice",
+                "the prompt has begun the final answer, so no call can follow; end the "
                 "prompt before it",
-                param="tool_choice",
             )
         return _Plan(
             begins_in=begins_in,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eyas.core import Request, RequestError, check_min_tokens
+from eyas.core import Request, check_min_tokens, field_error
 from eyas.dialect import CHOICES, Segmenter, Wanted
 from eyas.server.constraints import Constraint, constraint_of, with_param
 from eyas.server.request_models import ChatBody
@@ -49,11 +49,9 @@ def prepare_chat(
     refuse_unsupported(body)
     check_alternatives(body, processor.max_top_logprobs, "top_logprobs", "prompt_logprobs")
     if body.top_logprobs and not body.logprobs:
-        raise RequestError("top_logprobs: needs logprobs: true", param="top_logprobs")
+        raise field_error("top_logprobs", "needs logprobs: true")
     if body.return_draft_trees and (body.n or 1) > 1:
-        raise RequestError(
-            "return_draft_trees: is for one answer; leave n out", param="return_draft_trees"
-        )
+        raise field_error("return_draft_trees", "is for one answer; leave n out")
     params = sampling_params(
         body,
         processor.defaults,
@@ -74,10 +72,10 @@ def prepare_chat(
     )
     separates_reasoning = body.separate_reasoning is not False
     if offered.tools and not separates_reasoning:
-        raise RequestError(
-            "separate_reasoning: false leaves the text as the model wrote it, so that no tool call "
+        raise field_error(
+            "separate_reasoning",
+            "false leaves the text as the model wrote it, so that no tool call "
             "can be told apart; leave it out or send tool_choice 'none'",
-            param="separate_reasoning",
         )
     ids = processor.encode_chat(
         template_messages(body.messages, processor),
@@ -119,7 +117,7 @@ def _param_of(constraint: Constraint | None, wanted: Wanted) -> str:
 def _max_tokens(body: ChatBody) -> int | None:
     limit = _value_of(body, "max_completion_tokens", "max_tokens")
     if limit == 0:
-        raise RequestError("max_tokens: must be at least 1", param="max_tokens")
+        raise field_error("max_tokens", "must be at least 1")
     return limit
 
 
@@ -129,8 +127,5 @@ def _value_of(body: ChatBody, *names: str) -> int | None:
     given_names = [name for name in names if getattr(body, name) is not None]
     values = {getattr(body, name) for name in given_names}
     if len(values) > 1:
-        raise RequestError(
-            f"{given_names[-1]}: differs from {given_names[0]}; give one of them",
-            param=given_names[-1],
-        )
+        raise field_error(given_names[-1], f"differs from {given_names[0]}; give one of them")
     return values.pop() if values else None

@@ -24,7 +24,7 @@ import zmq.asyncio
 from eyas import wire
 from eyas.children import python_command
 from eyas.config import EngineConfig, EngineInfo
-from eyas.core import Delta, Request, RequestError
+from eyas.core import Delta, Request, RequestError, field_error
 from eyas.logs import LogFormat
 from eyas.server.codes import Code
 from eyas.server.formats import shift_marks
@@ -284,7 +284,7 @@ class EngineProcess:
         if self._failure is not None or self._info is None:
             raise EngineUnavailable
         if request.id in self._buffers:
-            raise RequestError("id: a request with this id is under way", param="id")
+            raise field_error("id", "a request with this id is under way")
         num_queued = num_of_client = request.params.n
         for buffer in self._buffers.values():
             num_queued += len(buffer.unfinished)

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from eyas.core import MAX_CHOICES, MAX_STOP_STRINGS, RequestError
+from eyas.core import MAX_CHOICES, MAX_STOP_STRINGS, field_error
 
 MAX_PROMPTS = MAX_CHOICES
 MAX_PROMPT_TOKENS = 2**20
@@ -77,8 +77,7 @@ def refuse_fields(body: BaseModel, remedies: Mapping[str, str]) -> None:
     remedies: what to do instead, by field."""
     for name, remedy in remedies.items():
         if getattr(body, name) not in (None, False, []):
-            message = f"{name}: {remedy}"
-            raise RequestError(message, param=name, code="unsupported_parameter")
+            raise field_error(name, remedy, code="unsupported_parameter")
 
 
 def prompts_in(value: Any, param: str, num_each: int = 1) -> dict[str, str | Sequence[int]]:
@@ -92,10 +91,10 @@ def prompts_in(value: Any, param: str, num_each: int = 1) -> dict[str, str | Seq
         names = [f"{param}[{index}]" for index in range(len(value))]
     num_answers = len(value) * num_each
     if num_answers > MAX_CHOICES:
-        raise RequestError(
-            f"{param}: {len(value)} prompts with n = {num_each} make {num_answers} answers; at most "
+        raise field_error(
+            param,
+            f"{len(value)} prompts with n = {num_each} make {num_answers} answers; at most "
             f"{MAX_CHOICES} at a time",
-            param=param,
         )
     return dict(zip(names, value, strict=True))
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.server.answering import AnswerRequest, Translation
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
@@ -88,9 +88,9 @@ class ResponseRoutes:
     def _is_stored(self, body: ResponseBody) -> bool:
         is_on = self._service.response_store.is_on
         if body.store and not is_on:
-            raise RequestError(
-                "store: this server stores no responses (--response-store 0); send false",
-                param="store",
+            raise field_error(
+                "store",
+                "this server stores no responses (--response-store 0); send false",
                 code=Code.UNSUPPORTED_PARAMETER.word,
             )
         return is_on and body.store is not False

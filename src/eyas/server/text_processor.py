@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from eyas.config import EngineConfig, EngineInfo, StartChoice
-from eyas.core import MAX_LOGPROBS, Request, RequestError, SamplingParams, check_min_tokens
+from eyas.core import (
+    MAX_LOGPROBS,
+    Request,
+    SamplingParams,
+    check_min_tokens,
+    field_error,
+)
 from eyas.dialect import Dialect, dialect_reason, find_dialect
 from eyas.grammar import OutputSpec
 from eyas.server import errors
@@ -121,9 +127,8 @@ class TextProcessor:
         else:
             ids = self.check_ids(list(prompt), param, num_reserved)
             if max(ids) >= self.vocab_size:
-                raise RequestError(
-                    f"{param}: holds token ids beyond the vocabulary of {self.vocab_size}",
-                    param=param,
+                raise field_error(
+                    param, f"holds token ids beyond the vocabulary of {self.vocab_size}"
                 )
         return self.check_ids(ids, param, num_reserved)
 
@@ -201,7 +206,7 @@ class TextProcessor:
     def check_ids(self, ids: list[int], param: str, num_reserved: int = 1) -> list[int]:
         """Return the ids. Errors if they are empty or leave no space for `num_reserved` tokens."""
         if not ids:
-            raise RequestError(f"{param}: is empty; give at least one token", param=param)
+            raise field_error(param, "is empty; give at least one token")
         if len(ids) + num_reserved > self.max_model_len:
             raise errors.too_long(str(len(ids)), self.max_model_len, param)
         return ids

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.server import errors
 from eyas.server.error_context import ErrorContext
 from eyas.server.formats import token_text
@@ -62,16 +62,14 @@ def _detokenize(body: DetokenizeBody, processor: TextProcessor) -> str:
     if len(body.tokens) > processor.max_model_len:
         raise errors.too_long(str(len(body.tokens)), processor.max_model_len, "tokens")
     if body.tokens and max(body.tokens) >= processor.vocab_size:
-        raise RequestError(
-            f"tokens: holds ids beyond the vocabulary of {processor.vocab_size}", param="tokens"
-        )
+        raise field_error("tokens", f"holds ids beyond the vocabulary of {processor.vocab_size}")
     tokenizer = require_tokenizer(processor.tokenizer, "tokens")
     return tokenizer.decode(body.tokens, skip_special=False)
 
 
 def _tokenize(body: TokenizeBody, processor: TextProcessor) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
-        raise RequestError("prompt: give either prompt or messages", param="prompt")
+        raise field_error("prompt", "give either prompt or messages")
     if body.messages is not None:
         return processor.encode_chat(
             template_messages(body.messages, processor),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.dialect import CHOICES, ToolSpec, tool_specs
 from eyas.server.request_models import AllowedToolChoice, ChatBody
 from eyas.server.template_inputs import template_tools
@@ -42,7 +42,7 @@ def _choice(body: ChatBody) -> tuple[str, frozenset[str] | None]:
     if choice in (None, "none", "auto"):
         return (choice or "auto") if body.tools else "none", None
     if not body.tools:
-        raise RequestError("tool_choice: needs tools to choose from", param="tool_choice")
+        raise field_error("tool_choice", "needs tools to choose from")
     if choice == "required":
         return choice, None
     is_allowed_list = isinstance(choice, AllowedToolChoice)
@@ -53,12 +53,7 @@ def _choice(body: ChatBody) -> tuple[str, frozenset[str] | None]:
     tool_names = {tool.function.name for tool in body.tools}
     for name in names:
         if name in CHOICES:
-            raise RequestError(
-                f"tool_choice: a function must not be called {name!r}", param="tool_choice"
-            )
+            raise field_error("tool_choice", f"a function must not be called {name!r}")
         if name not in tool_names:
-            raise RequestError(
-                f"tool_choice: no tool is called {name[:64]!r}; name one of tools",
-                param="tool_choice",
-            )
+            raise field_error("tool_choice", f"no tool is called {name[:64]!r}; name one of tools")
     return (choice.allowed_tools.mode, frozenset(names)) if is_allowed_list else (names[0], None)
