@@ -414,3 +414,7 @@ class Delta(msgspec.Struct, kw_only=True):
     draft_trees: list[TreeRecord] = msgspec.field(default_factory=list)
     """The trees of these steps, if the request asked for them."""
     kv_handle: KVHandle | None = None
+
+
+ENDING_FIELDS = tuple("finish_reason stop_reason error param code usage seed kv_handle".split())
+"""The fields that only the last delta of a choice has."""

@@ -24,7 +24,7 @@ import zmq.asyncio
 from eyas import wire
 from eyas.children import python_command
 from eyas.config import EngineConfig, EngineInfo
-from eyas.core import Delta, Request, RequestError, field_error
+from eyas.core import ENDING_FIELDS, Delta, Request, RequestError, field_error
 from eyas.logs import LogFormat
 from eyas.server.codes import Code
 from eyas.server.formats import shift_marks
@@ -103,11 +103,8 @@ def add_to(earlier: Delta, later: Delta) -> None:
         earlier.logprobs = (earlier.logprobs or []) + later.logprobs
     if later.prompt_logprobs is not None:
         earlier.prompt_logprobs = later.prompt_logprobs
-    earlier.finish_reason = later.finish_reason
-    earlier.stop_reason = later.stop_reason
-    earlier.error, earlier.param, earlier.code = later.error, later.param, later.code
-    earlier.usage = later.usage or earlier.usage
-    earlier.seed = earlier.seed if later.seed is None else later.seed
+    for name in ENDING_FIELDS:
+        setattr(earlier, name, getattr(later, name))
 
 
 class _DeltaBuffer:
