@@ -33,14 +33,7 @@ class TokenRoutes:
     async def tokenize(self, http: HttpRequest) -> Response:
         body, processor = await self._reader.read(http, TokenizeBody)
         with ErrorContext(body).explains():
-            ids = await self._reader.prepare(http, lambda: _tokenize(body, processor))
-        result: dict[str, Any] = {
-            "count": len(ids),
-            "max_model_len": processor.max_model_len,
-            "tokens": ids,
-        }
-        if body.return_token_strs:
-            result["token_strs"] = [token_text(processor.tokenizer, token) for token in ids]
+            result = await self._reader.prepare(http, lambda: _tokenize(body, processor))
         return json_response(result)
 
     async def detokenize(self, http: HttpRequest) -> Response:
@@ -67,7 +60,19 @@ def _detokenize(body: DetokenizeBody, processor: TextProcessor) -> str:
     return tokenizer.decode(body.tokens, skip_special=False)
 
 
-def _tokenize(body: TokenizeBody, processor: TextProcessor) -> list[int]:
+def _tokenize(body: TokenizeBody, processor: TextProcessor) -> dict[str, Any]:
+    ids = _ids_of(body, processor)
+    result: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": processor.max_model_len,
+        "tokens": ids,
+    }
+    if body.return_token_strs:
+        result["token_strs"] = [token_text(processor.tokenizer, token) for token in ids]
+    return result
+
+
+def _ids_of(body: TokenizeBody, processor: TextProcessor) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise field_error("prompt", "give either prompt or messages")
     if body.messages is not None:
