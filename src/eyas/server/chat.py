@@ -9,7 +9,7 @@ Does not know: HTTP, how answers are formatted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eyas.core import Request, check_min_tokens, field_error
 from eyas.dialect import CHOICES, Segmenter, Wanted
@@ -18,7 +18,7 @@ from eyas.server.request_models import ChatBody
 from eyas.server.sampling import check_alternatives, refuse_unsupported, sampling_params
 from eyas.server.template_inputs import template_messages, template_options, template_tools
 from eyas.server.text_processor import TextProcessor
-from eyas.server.tools import offered_tools
+from eyas.server.tools import wanted_tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,17 @@ def prepare_chat(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    offered = offered_tools(body)
+    wanted = wanted_tools(body)
     constraint = constraint_of(body, processor.splitter)
-    wanted = Wanted(
+    wanted = replace(
+        wanted,
         answer=None if constraint is None else constraint.node,
-        tools=offered.tools,
-        choice=offered.choice,
-        parallel=offered.parallel,
         max_reasoning_tokens=_value_of(
             body, "max_reasoning_tokens", "thinking_token_budget", "thinking_budget"
         ),
     )
     separates_reasoning = body.separate_reasoning is not False
-    if offered.tools and not separates_reasoning:
+    if wanted.tools and not separates_reasoning:
         raise field_error(
             "separate_reasoning",
             "false leaves the text as the model wrote it, so that no tool call "
@@ -79,7 +77,7 @@ def prepare_chat(
         )
     ids = processor.encode_chat(
         template_messages(body.messages, processor),
-        template_tools(body.tools) if offered.tools else None,
+        template_tools(body.tools) if wanted.tools else None,
         **template_options(processor, body.messages, body, body.reasoning_effort),
     )
     check_min_tokens(len(ids), params, processor.max_model_len)
@@ -99,8 +97,8 @@ def prepare_chat(
     return PreparedChat(
         request,
         (lambda: processor.dialect.segmenter(wanted, ids)) if separates_reasoning else None,
-        may_call=bool(offered.tools),
-        is_named=offered.choice not in CHOICES,
+        may_call=bool(wanted.tools),
+        is_named=wanted.choice not in CHOICES,
         shows_reasoning=body.include_reasoning is not False,
         streams_reasoning=body.stream_reasoning is not False,
     )

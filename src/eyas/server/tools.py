@@ -6,33 +6,23 @@ objects, and the choice is one of them. Does not know: how calls are written.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from eyas.core import field_error
-from eyas.dialect import CHOICES, ToolSpec, tool_specs
+from eyas.dialect import CHOICES, Wanted, tool_specs
 from eyas.server.request_models import AllowedToolChoice, ChatBody
 from eyas.server.template_inputs import template_tools
 
 
-class OfferedTools(NamedTuple):
-    """The tools of a request and the choice among them, as in `eyas.dialect.Wanted`."""
-
-    tools: tuple[ToolSpec, ...]
-    choice: str
-    parallel: bool
-
-
-def offered_tools(body: ChatBody) -> OfferedTools:
-    """Return the tools that may be called. RequestError names the field; GrammarError is one for
-    parameters that cannot be enforced."""
+def wanted_tools(body: ChatBody) -> Wanted:
+    """Return the requirements on the output that concern tools. RequestError names the field;
+    GrammarError is one for parameters that cannot be enforced."""
     choice, allowed = _choice(body)
     parallel = body.parallel_tool_calls is not False
     if choice == "none":
-        return OfferedTools((), choice, parallel)
+        return Wanted(choice=choice, parallel=parallel)
     specs = tool_specs(template_tools(body.tools))
     if allowed is not None:
         specs = tuple(spec for spec in specs if spec.name in allowed)
-    return OfferedTools(specs, choice, parallel)
+    return Wanted(tools=specs, choice=choice, parallel=parallel)
 
 
 def _choice(body: ChatBody) -> tuple[str, frozenset[str] | None]:
