@@ -45,6 +45,12 @@ class RequestError(ValueError):
         self.code = code
 
 
+def field_error(param: str, problem: str, *, code: str = "invalid_value") -> RequestError:
+    """Return the error for a field that cannot be served as it was sent. param: its path, with which
+    the message begins. problem: the rest of the message, with the remedy."""
+    return RequestError(f"{param}: {problem}", param=param, code=code)
+
+
 class GrammarError(RequestError):
     """An output specification that cannot be enforced. Raised before the request is admitted.
 
@@ -67,7 +73,7 @@ class GrammarsUnavailable(GrammarsBusy):
 
 def _check(condition: bool, param: str, message: str) -> None:
     if not condition:
-        raise RequestError(f"{param}: {message}", param=param)
+        raise field_error(param, message)
 
 
 def as_token_ids(value: Any, param: str) -> list[int]:
@@ -408,3 +414,7 @@ class Delta(msgspec.Struct, kw_only=True):
     draft_trees: list[TreeRecord] = msgspec.field(default_factory=list)
     """The trees of these steps, if the request asked for them."""
     kv_handle: KVHandle | None = None
+
+
+ENDING_FIELDS = tuple("finish_reason stop_reason error param code usage seed kv_handle".split())
+"""The fields that only the last delta of a choice has."""

@@ -85,6 +85,21 @@ class EngineStats(msgspec.Struct, kw_only=True):
     nodes: NodeCounts = msgspec.field(default_factory=NodeCounts)
     grammar: GrammarStats = msgspec.field(default_factory=GrammarStats)
 
+    @property
+    def num_used_slots(self) -> int:
+        """The number of cache slots that running choices use."""
+        return self.num_slots - self.num_free_slots - self.num_cached_slots
+
+    @property
+    def cache_usage(self) -> float:
+        """The share of the cache slots that running choices use."""
+        return self.num_used_slots / max(1, self.num_slots)
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """The share of the prompts' tokens that were found in the cache."""
+        return self.num_prefix_hit_tokens / max(1, self.num_prefix_query_tokens)
+
 
 GAUGES = {"num_running", "num_waiting", "num_slots", "num_free_slots", "num_cached_slots"} | {
     "num_held_prompts",

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
 from eyas.dialect.base import Dialect, Segmenter, ToolSpec, Vocabulary, Wanted
-from eyas.dialect.deepseek import deepseek, deepseek_v31
-from eyas.dialect.deepseek_v4 import deepseek_v4
-from eyas.dialect.generic import generic
-from eyas.dialect.glm import glm, glm47
-from eyas.dialect.harmony import harmony
-from eyas.dialect.llama3 import llama3
-from eyas.dialect.mistral import mistral, mistral_v11, mistral_v13
-from eyas.dialect.qwen3 import qwen3
-from eyas.dialect.qwen3_coder import qwen3_coder
+from eyas.dialect.choose import family_dialect
 from eyas.grammar import Json
 
 from .streams import Letters
@@ -46,12 +37,15 @@ JSON_PIECES = ('{"name": "get_weather", "arguments": {"city": "x"}}', '{"name": 
 
 @dataclass(frozen=True)
 class Family:
-    """A constructor of a dialect, and the parts of its format."""
+    """A family by its name, and the parts of its format."""
 
-    make: Callable[[Vocabulary], Dialect]
+    name: str
     markers: tuple[str, ...]
     prompts: tuple[str, ...]
     pieces: tuple[str, ...] = ()
+
+    def dialect(self, tokenizer: Vocabulary) -> Dialect:
+        return family_dialect(self.name, tokenizer)
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ class Case:
 
     @property
     def dialect(self) -> Dialect:
-        return self.family.make(self.tokenizer)
+        return self.family.dialect(self.tokenizer)
 
     @property
     def pieces(self) -> tuple[str, ...]:
@@ -116,13 +110,13 @@ HARMONY_MARKERS = (
 
 FAMILIES: dict[str, Family] = {
     "qwen3": Family(
-        qwen3,
+        "qwen3",
         (*THINK, "<tool_call>", "</tool_call>"),
         (OPENED, CLOSED, NEITHER),
         JSON_PIECES,
     ),
     "qwen3_coder": Family(
-        qwen3_coder,
+        "qwen3_coder",
         (*THINK, "<tool_call>", "</tool_call>"),
         (OPENED, CLOSED, NEITHER),
         (
@@ -134,31 +128,31 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "generic": Family(
-        generic,
+        "generic",
         (*THINK, "<tool_call>", "</tool_call>"),
         (OPENED, NEITHER),
         JSON_PIECES,
     ),
     "llama3": Family(
-        llama3,
+        "llama3",
         ("<|python_tag|>",),
         (NEITHER,),
         ('{"name": "time", "parameters": {}}', "; ", *JSON_PIECES),
     ),
     "deepseek": Family(
-        deepseek,
+        "deepseek",
         (*THINK, *DEEPSEEK_MARKERS),
         (OPENED, CLOSED, NEITHER),
         ("function", "time\n", "```json\n", "{}", '{"city": "x"}', "\n```"),
     ),
     "deepseek_v31": Family(
-        deepseek_v31,
+        "deepseek_v31",
         (*THINK, *DEEPSEEK_MARKERS),
         ("<t>a:<think>", "<t>a:</think>"),
         ("time", "{}", '{"city": "x"}'),
     ),
     "deepseek_v4": Family(
-        deepseek_v4,
+        "deepseek_v4",
         THINK,
         ("<t>a:<think>", "<t>a:</think>"),
         (
@@ -172,37 +166,37 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "glm": Family(
-        glm,
+        "glm",
         (*THINK, *GLM_MARKERS),
         ("<t>a:", "<t>a:\n<think></think>"),
         ("get_weather\n", "city", "days", "unit", "3", "C"),
     ),
     "glm47": Family(
-        glm47,
+        "glm47",
         (*THINK, *GLM_MARKERS),
         ("<t>a:<think>", "<t>a:</think>"),
         ("get_weather", "city", "days", "unit", "3", "C"),
     ),
     "mistral": Family(
-        mistral,
+        "mistral",
         (*MISTRAL_THINK, "[TOOL_CALLS]"),
         (NEITHER, "<t>a:[THINK]"),
         ("[", "]", ", ", '", "id": "a1b2c3d4e"}', *JSON_PIECES),
     ),
     "mistral_v11": Family(
-        mistral_v11,
+        "mistral_v11",
         (*MISTRAL_THINK, "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
         (NEITHER, "<t>a:[THINK]"),
         ("get_weather", "time", "a1b2c3d4e", "{}", '{"city": "x"}'),
     ),
     "mistral_v13": Family(
-        mistral_v13,
+        "mistral_v13",
         (*MISTRAL_THINK, "[TOOL_CALLS]", "[ARGS]"),
         (NEITHER, "<t>a:[THINK]"),
         ("get_weather", "time", "{}", '{"city": "x"}'),
     ),
     "harmony": Family(
-        harmony,
+        "harmony",
         HARMONY_MARKERS,
         (
             "<|start|>user<|message|>a<|end|><|start|>assistant",

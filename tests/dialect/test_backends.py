@@ -63,7 +63,7 @@ def real_ids(case: Case, tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 
 def takes(backend: Backend, case: Case, tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
     prompt = real_ids(case, tokenizer, case.prompt_token_ids)
-    spec = case.family.make(tokenizer).output(case.wanted, prompt)
+    spec = case.family.dialect(tokenizer).output(case.wanted, prompt)
     assert spec is not None
     state: State | None = backend.compile(spec).start()
     end = tokenizer.control_id("<|im_end|>")
@@ -119,7 +119,7 @@ def test_white_space_in_calls_is_bounded(kind: str) -> None:
     seen = set()
     for case in (case for case in CASES if f", {kind}," in case.name):
         spec = case.dialect.output(case.wanted, case.prompt_token_ids)
-        if spec is None or case.wanted.choice != "required" or case.family.make in seen:
+        if spec is None or case.wanted.choice != "required" or case.family.name in seen:
             continue
         for seed in range(20):
             ids = example(spec.root, case.tokenizer, case.pieces, Random(seed))
@@ -127,7 +127,7 @@ def test_white_space_in_calls_is_bounded(kind: str) -> None:
             found = re.search(r'\{(\s*)"city":', text)
             if found is None or "\\u" in text or not takes(backend, case, tokenizer, ids):
                 continue
-            seen.add(case.family.make)
+            seen.add(case.family.name)
             for gap in (*GAPS, *TOO_MUCH):
                 other = [*ids[: found.start(1)], *map(ord, gap), *ids[found.end(1) :]]
                 assert takes(backend, case, tokenizer, other) == (gap in GAPS), (case.name, gap)

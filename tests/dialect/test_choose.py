@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import eyas.builtin
-from eyas.dialect import Wanted, dialect_reason, find_dialect, named_dialect
+from eyas.dialect import Wanted, dialect_reason, find_dialect
 from eyas.dialect.compose import ComposedDialect
 from eyas.grammar import Json
 from eyas.text.tokenizer import Tokenizer
@@ -53,7 +53,6 @@ def test_the_checkpoint_shows_it(
     tokenizer: Letters, template: str | None, architecture: str | None, name: str
 ) -> None:
     assert find_dialect(tokenizer, template, architecture).name == name
-    assert named_dialect(tokenizer, None, None, template, architecture).name == name
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,7 @@ def test_the_checkpoint_shows_it(
 def test_the_names_of_other_servers_mean_the_same(
     reasoning: str | None, tools: str | None, name: str
 ) -> None:
-    found = named_dialect(THINKS, reasoning, tools, "<tool_call>", None).name
+    found = find_dialect(THINKS, "<tool_call>", None, reasoning, tools).name
     equal = {"deepseek+hermes": "qwen3"}
     assert equal.get(found, found) == name
 
@@ -87,8 +86,8 @@ def test_the_names_of_other_servers_mean_the_same(
 @pytest.mark.parametrize("tools", [None, "mistral"])
 def test_mistrals_calls_are_those_of_the_template(tools: str | None) -> None:
     template = "[TOOL_CALLS]f[CALL_ID]i[ARGS]{}"
-    assert named_dialect(MISTRAL, "mistral", tools, template, None).name == "mistral_v11"
-    assert named_dialect(BARE, "none", "mistral", None, None).name == "none+mistral"
+    assert find_dialect(MISTRAL, template, None, "mistral", tools).name == "mistral_v11"
+    assert find_dialect(BARE, None, None, "none", "mistral").name == "none+mistral"
 
 
 @pytest.mark.parametrize(
@@ -110,11 +109,11 @@ def test_mistrals_reasoning_is_that_of_the_checkpoint(
 
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"--reasoning-parser foo.*qwen3"):
-        named_dialect(BARE, "foo", None, None, None)
+        find_dialect(BARE, None, None, "foo", None)
     with pytest.raises(ValueError, match=r"--tool-call-parser foo.*hermes"):
-        named_dialect(BARE, None, "foo", None, None)
+        find_dialect(BARE, None, None, None, "foo")
     with pytest.raises(ValueError, match="one format"):
-        named_dialect(BARE, "harmony", "hermes", None, None)
+        find_dialect(BARE, None, None, "harmony", "hermes")
 
 
 def test_a_model_without_reasoning_is_not_expected_to_open_it() -> None:
@@ -128,7 +127,7 @@ def test_a_model_without_reasoning_is_not_expected_to_open_it() -> None:
 
 
 def test_reasoning_and_calls_of_two_families_go_together() -> None:
-    dialect = named_dialect(THINKS, "deepseek-r1", "llama3", None, None)
+    dialect = find_dialect(THINKS, None, None, "deepseek-r1", "llama3")
     wanted = Wanted(tools=TOOLS, choice="auto")
     ids = THINKS.tokens('a</think>\n\n{"name": "time", "parameters": {}}')
     segmenter = dialect.segmenter(wanted, THINKS.tokens("<t><think>\n"))

@@ -6,10 +6,8 @@ import pytest
 
 from eyas.core import GrammarError, RequestError
 from eyas.dialect.base import ToolSpec, Wanted
+from eyas.dialect.choose import family_dialect
 from eyas.dialect.compose import ComposedDialect
-from eyas.dialect.glm import glm
-from eyas.dialect.harmony import harmony
-from eyas.dialect.qwen3 import qwen3
 from eyas.dialect.reasoning import ReasoningFormat
 from eyas.grammar import Concat, FreeText, Json, Literal, Marker, Regex, leaves
 
@@ -26,14 +24,14 @@ def test_nothing_asked_is_no_grammar(family: str) -> None:
     for tokenizer in tokenizers(part).values():
         for prompt in part.prompts:
             ids = tokenizer.tokens(prompt)
-            assert part.make(tokenizer).output(Wanted(), ids) is None
+            assert part.dialect(tokenizer).output(Wanted(), ids) is None
             none = Wanted(tools=TOOLS, choice="none")
-            assert part.make(tokenizer).output(none, ids) is None
+            assert part.dialect(tokenizer).output(none, ids) is None
 
 
 def test_markers_of_earlier_turns_do_not_count() -> None:
     prompt = QWEN.tokens("<t>a:<think>x</think>y<t>u:hi<t>a:")
-    spec = qwen3(QWEN).output(Wanted(answer=PERSON), prompt)
+    spec = family_dialect("qwen3", QWEN).output(Wanted(answer=PERSON), prompt)
     assert spec is not None
     assert accepts(spec.root, QWEN.tokens('<think>x</think>\n\n{"name": ""}'))
     assert accepts(spec.root, QWEN.tokens('{"name": ""}'))
@@ -41,13 +39,13 @@ def test_markers_of_earlier_turns_do_not_count() -> None:
 
 def test_markers_that_a_user_spells_do_not_count() -> None:
     prompt = [*QWEN.tokens("<t>u:"), *QWEN.encode_text("<think>")]
-    spec = qwen3(QWEN).output(Wanted(answer=PERSON), prompt)
+    spec = family_dialect("qwen3", QWEN).output(Wanted(answer=PERSON), prompt)
     assert spec is not None
     assert accepts(spec.root, QWEN.tokens('{"name": ""}'))
 
 
 def test_reasoning_that_the_prompt_began_goes_on_untrimmed() -> None:
-    segmenter = qwen3(QWEN).segmenter(Wanted(), QWEN.tokens("<t>a:<think>\nSo"))
+    segmenter = family_dialect("qwen3", QWEN).segmenter(Wanted(), QWEN.tokens("<t>a:<think>\nSo"))
     stream = QWEN.stream(QWEN.tokens("\nwell</think>\n\nyes"))
     assert Outcome.of(stream.at_once(segmenter)) == Outcome("\nwell", "yes", ())
 
@@ -55,24 +53,28 @@ def test_reasoning_that_the_prompt_began_goes_on_untrimmed() -> None:
 @pytest.mark.parametrize("spelled", [False, True])
 def test_the_end_of_reasoning_may_straddle_into_the_answer(spelled: bool) -> None:
     prompt = QWEN.tokens("<t>a:<think>\n")
-    spec = qwen3(QWEN).output(Wanted(answer=PERSON), prompt)
+    spec = family_dialect("qwen3", QWEN).output(Wanted(answer=PERSON), prompt)
     assert spec is not None
     encode = QWEN.encode_text if spelled else QWEN.tokens
     ids = [*encode("x</think>"), *QWEN.encode_text('{"name": ""}')]
     assert accepts(spec.root, ids)
-    segmenter = qwen3(QWEN).segmenter(Wanted(answer=PERSON), prompt)
+    segmenter = family_dialect("qwen3", QWEN).segmenter(Wanted(answer=PERSON), prompt)
     assert Outcome.of(QWEN.stream(ids).at_once(segmenter)) == Outcome("x", '{"name": ""}', ())
 
 
 def test_a_limit_closes_reasoning() -> None:
     close = QWEN.control_id("</think>")
-    opened = qwen3(QWEN).output(Wanted(max_reasoning_tokens=5), QWEN.tokens("<t>a:<think>\n"))
+    opened = family_dialect("qwen3", QWEN).output(
+        Wanted(max_reasoning_tokens=5), QWEN.tokens("<t>a:<think>\n")
+    )
     assert opened is not None
     assert opened.budget is not None
     assert opened.budget.max_tokens == 5
     assert opened.budget.closing == (close, 10, 10)
     assert [marker.token_id for marker in opened.budget.ends] == [close]
-    may_open = qwen3(QWEN).output(Wanted(max_reasoning_tokens=5), QWEN.tokens("<t>a:"))
+    may_open = family_dialect("qwen3", QWEN).output(
+        Wanted(max_reasoning_tokens=5), QWEN.tokens("<t>a:")
+    )
     assert may_open is not None
     assert may_open.budget is not None
     assert may_open.budget.max_tokens == 6
@@ -81,7 +83,9 @@ def test_a_limit_closes_reasoning() -> None:
 
 
 def test_a_limit_of_nothing_refuses_reasoning() -> None:
-    spec = qwen3(QWEN).output(Wanted(max_reasoning_tokens=0), QWEN.tokens("<t>a:"))
+    spec = family_dialect("qwen3", QWEN).output(
+        Wanted(max_reasoning_tokens=0), QWEN.tokens("<t>a:")
+    )
     assert spec is not None
     assert spec.budget is None
     assert accepts(spec.root, QWEN.tokens("hi"))
@@ -90,7 +94,7 @@ def test_a_limit_of_nothing_refuses_reasoning() -> None:
 
 def test_a_limit_means_nothing_where_reasoning_is_closed() -> None:
     prompt = QWEN.tokens("<t>a:<think>\n\n</think>\n\n")
-    assert qwen3(QWEN).output(Wanted(max_reasoning_tokens=5), prompt) is None
+    assert family_dialect("qwen3", QWEN).output(Wanted(max_reasoning_tokens=5), prompt) is None
 
 
 def test_a_limit_closes_harmony_analysis() -> None:
@@ -98,7 +102,7 @@ def test_a_limit_closes_harmony_analysis() -> None:
     prompt = tokenizer.tokens("<|start|>assistant<|channel|>analysis<|message|>")
     for choice, begins in (("auto", "final<|message|>"), ("required", "commentary")):
         wanted = Wanted(tools=TOOLS, choice=choice, max_reasoning_tokens=3)
-        spec = harmony(tokenizer).output(wanted, prompt)
+        spec = family_dialect("harmony", tokenizer).output(wanted, prompt)
         assert spec is not None
         assert spec.budget is not None
         closing = tokenizer.tokens("<|end|><|start|>assistant<|channel|>" + begins)
@@ -111,24 +115,26 @@ def test_calls_in_plain_text_beside_an_open_pattern_are_refused() -> None:
     text = Letters("<t>")
     wanted = Wanted(answer=Regex(".*"), tools=TOOLS, choice="auto")
     with pytest.raises(GrammarError, match="tool_choice") as caught:
-        qwen3(text).output(wanted, text.tokens("<t>a:"))
+        family_dialect("qwen3", text).output(wanted, text.tokens("<t>a:"))
     assert caught.value.fault == "unsupported"
-    assert qwen3(QWEN).output(wanted, QWEN.tokens("<t>a:")) is not None
+    assert family_dialect("qwen3", QWEN).output(wanted, QWEN.tokens("<t>a:")) is not None
 
 
 def test_requests_that_cannot_be_met_name_the_field() -> None:
     prompt = QWEN.tokens("<t>a:")
     with pytest.raises(RequestError, match="among the tools"):
-        qwen3(QWEN).output(Wanted(tools=TOOLS, choice="other"), prompt)
+        family_dialect("qwen3", QWEN).output(Wanted(tools=TOOLS, choice="other"), prompt)
     with pytest.raises(RequestError, match="give tools"):
-        qwen3(QWEN).output(Wanted(choice="required"), prompt)
+        family_dialect("qwen3", QWEN).output(Wanted(choice="required"), prompt)
     silent = ComposedDialect("silent", QWEN, ReasoningFormat.of(QWEN), None)
     with pytest.raises(RequestError, match="--tool-call-parser"):
         silent.output(Wanted(tools=TOOLS, choice="auto"), prompt)
 
 
 def test_arguments_follow_the_schema_leniently_unless_strict() -> None:
-    spec = qwen3(QWEN).output(Wanted(tools=TOOLS, choice="required"), QWEN.tokens("<t>a:"))
+    spec = family_dialect("qwen3", QWEN).output(
+        Wanted(tools=TOOLS, choice="required"), QWEN.tokens("<t>a:")
+    )
     assert spec is not None
     lenient = [leaf.lenient for leaf in leaves(spec.root) if isinstance(leaf, Json)]
     assert set(lenient) == {False, True}
@@ -137,7 +143,7 @@ def test_arguments_follow_the_schema_leniently_unless_strict() -> None:
 def glm_ids(tool: ToolSpec, **values: str) -> tuple[list[int], bool]:
     tokenizer = Letters(*FAMILIES["glm"].markers)
     wanted = Wanted(tools=(tool,), choice="required")
-    spec = glm(tokenizer).output(wanted, [])
+    spec = family_dialect("glm", tokenizer).output(wanted, [])
     assert spec is not None
     pairs = "".join(
         f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
@@ -181,7 +187,9 @@ def test_glm_takes_any_pairs_where_nothing_is_said_of_them() -> None:
 
 
 def test_control_tokens_stand_in_markers_only() -> None:
-    spec = qwen3(QWEN).output(Wanted(tools=TOOLS, choice="auto"), QWEN.tokens("<t>a:"))
+    spec = family_dialect("qwen3", QWEN).output(
+        Wanted(tools=TOOLS, choice="auto"), QWEN.tokens("<t>a:")
+    )
     assert spec is not None
     texts = [leaf.text for leaf in leaves(spec.root) if isinstance(leaf, Literal)]
     assert not any(marker in text for text in texts for marker in ("<tool_call>", "<think>"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eyas.core import Delta, Request, SamplingParams, TokenLogprob
 from eyas.dialect import Wanted
-from eyas.dialect.qwen3 import qwen3
+from eyas.dialect.choose import family_dialect
 from eyas.engine.stops import Shown, StopChecker
 from eyas.server.chat import PreparedChat
 from eyas.server.chat_format import ChatFormat
@@ -105,7 +105,7 @@ def deltas_of(
 
 def chat_format(names: Tokenizer, params: SamplingParams, *, shows: bool, streams: bool):
     request = Request(id="r", prompt_token_ids=[1], params=params, with_marks=True)
-    dialect = qwen3(names)
+    dialect = family_dialect("qwen3", names)
     chat = PreparedChat(
         request,
         lambda: dialect.segmenter(Wanted(), [1]),

@@ -17,7 +17,7 @@ import zmq
 
 from eyas import wire
 from eyas.config import EngineConfig, ModelConfig
-from eyas.core import Delta, Mark, Request, RequestError, SamplingParams
+from eyas.core import Delta, KVHandle, Mark, Request, RequestError, SamplingParams, Usage
 from eyas.grammar import OutputSpec, Regex
 from eyas.server.client import (
     EngineOverloaded,
@@ -27,6 +27,7 @@ from eyas.server.client import (
     add_to,
 )
 from eyas.server.codes import Code
+from eyas.server.token_texts import TokenTexts, split_by_token
 from tests.server.engine_info import engine_info
 from tests.server.fakes import DRAFTS
 
@@ -48,11 +49,7 @@ async def engine(*fault: str, max_queued: int = 64) -> AsyncIterator[EngineProce
         command=[*COMMAND, *fault],
     )
     await client.start()
-    ready = asyncio.create_task(client.ready.wait())
-    failed = asyncio.create_task(client.failed.wait())
-    await asyncio.wait({ready, failed}, return_when=asyncio.FIRST_COMPLETED)
-    ready.cancel()
-    failed.cancel()
+    await client.start_ended.wait()
     try:
         yield client
     finally:
@@ -265,11 +262,18 @@ def test_an_inbox_merges_what_its_reader_has_not_taken():
     run(test)
 
 
-def test_merged_deltas_say_what_both_said():
-    first = Delta(request_id="a", token_ids=[1], text="x", seed=5, prompt_logprobs=[None])
-    add_to(first, Delta(request_id="a", token_ids=[2], text="y", finish_reason="stop"))
-    assert (first.text, first.token_ids, first.seed) == ("xy", [1, 2], 5)
-    assert first.finish_reason == "stop" and first.prompt_logprobs == [None]
+def test_deltas_that_are_merged_or_split_keep_how_their_choice_ended():
+    handle = KVHandle(engine_id="e", host="h", port=1, key="k")
+    ending = {"finish_reason": "stop", "stop_reason": "s", "usage": Usage(num_steps=2), "seed": 5}
+    ending |= {"error": "e", "param": "p", "code": "c", "kv_handle": handle}
+    last = Delta(request_id="a", token_ids=[2, 3], text="y", **ending)
+    first = Delta(request_id="a", token_ids=[1], text="x", prompt_logprobs=[None])
+    add_to(first, last)
+    assert (first.text, first.token_ids, first.prompt_logprobs) == ("xy", [1, 2, 3], [None])
+    part, rest = split_by_token(last, TokenTexts(None, skip_special=True))
+    assert part.finish_reason is None
+    for name, value in ending.items():
+        assert getattr(first, name) == getattr(rest, name) == value, name
 
 
 @pytest.mark.parametrize(

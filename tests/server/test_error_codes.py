@@ -320,7 +320,8 @@ def codes_given() -> Iterator[tuple[Path, str]]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 for keyword in node.keywords:
                     is_word = isinstance(keyword.value, ast.Constant)
-                    if node.func.id == "RequestError" and keyword.arg == "code" and is_word:
+                    is_error = node.func.id in ("RequestError", "field_error")
+                    if is_error and keyword.arg == "code" and is_word:
                         assert isinstance(keyword.value, ast.Constant)
                         yield file, keyword.value.value
 

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 
 from eyas.core import Request, SamplingParams
 from eyas.dialect import Wanted
-from eyas.dialect.qwen3 import qwen3
+from eyas.dialect.choose import family_dialect
 from eyas.server.chat import PreparedChat
 from eyas.server.formats import ChoiceOutput, usage_object
 from eyas.server.messages import field_name
@@ -121,7 +121,7 @@ def test_any_cutting_gives_the_same_message(kind: str, data: st.DataObject) -> N
     ids = ids_of(names, [*reasoning, *pieces])
     params = SamplingParams(stop=tuple(data.draw(STOPS)), max_tokens=1000)
     request = Request(id="r", prompt_token_ids=[1], params=params, with_marks=True)
-    dialect = qwen3(names)
+    dialect = family_dialect("qwen3", names)
 
     def answer_format() -> MessagesFormat:
         chat = PreparedChat(request, lambda: dialect.segmenter(Wanted(), [1]))

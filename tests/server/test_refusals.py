@@ -77,6 +77,18 @@ BIG = 10**300
         (CHAT, {"messages": ["x"]}, "messages[0]", 'must be an object such as {"role": "user"'),
         (CHAT, {"messages": "x"}, "messages", "must be a list"),
         (CHAT, {"messages": USER, "stream_options": 5}, "stream_options", "must be an object such"),
+        (
+            CHAT,
+            {"messages": USER, "stream": True, "stream_options": {"include": True}},
+            "stream_options.include",
+            "is not a field",
+        ),
+        (
+            CHAT,
+            {"messages": USER, "stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+            "needs include_usage: true",
+        ),
         (CHAT, {"messages": USER, "metadata": 5}, "metadata", "must be an object"),
         (CHAT, {"messages": USER, "seed": BIG}, "seed", "less than or equal to"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "is required"),

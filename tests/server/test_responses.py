@@ -15,12 +15,12 @@ from pydantic import BaseModel, TypeAdapter
 
 from eyas.core import Request, SamplingParams
 from eyas.dialect import Wanted
-from eyas.dialect.qwen3 import qwen3
+from eyas.dialect.choose import family_dialect
 from eyas.server.chat import PreparedChat
 from eyas.server.formats import ChoiceOutput, usage_object
-from eyas.server.response_format import ResponseFormat
 from eyas.server.response_models import InputItem, ResponseBody
 from eyas.server.response_store import ENTRY_BYTES, ResponseStore, StoredResponse
+from eyas.server.responses_format import ResponsesFormat
 from tests.server.conftest import NEEDS_CHECKPOINT
 from tests.server.fakes import ANSWER, FakeClient, live_server
 from tests.server.test_answer_stream_law import (
@@ -142,13 +142,13 @@ def test_any_cutting_gives_the_same_response(kind: str, data: st.DataObject) -> 
     ids = ids_of(names, [*reasoning, *pieces])
     params = SamplingParams(stop=tuple(data.draw(STOPS)), logprobs=0)
     request = Request(id="r", prompt_token_ids=[1], params=params, with_marks=True)
-    dialect = qwen3(names)
+    dialect = family_dialect("qwen3", names)
     body = ResponseBody(input="x")
 
-    def answer_format() -> ResponseFormat:
+    def answer_format() -> ResponsesFormat:
         chat = PreparedChat(request, lambda: dialect.segmenter(Wanted(), [1]))
         options = {"is_stored": False, "finished": lambda written, items: None}
-        return ResponseFormat(names, "r", "tiny", body, chat, **options)
+        return ResponsesFormat(names, "r", "tiny", body, chat, **options)
 
     deltas = deltas_of(names, params, ids, data.draw(cuts(len(ids))))
     usage = usage_object([[]])

@@ -21,10 +21,10 @@ class Engine:
 
     def __init__(self) -> None:
         self.info: Any = object()
-        self.ready, self.failed = asyncio.Event(), asyncio.Event()
+        self.start_ended, self.failed = asyncio.Event(), asyncio.Event()
 
     async def start(self) -> None:
-        self.ready.set()
+        self.start_ended.set()
 
     async def close(self) -> None:
         pass
@@ -44,9 +44,8 @@ def test_tries_count_anew_after_an_engine_that_lived(healthy_seconds: float, num
         return engines[-1]
 
     async def run() -> str:
-        supervisor = EngineSupervisor(
-            new_engine, max_restarts=2, first_pause_seconds=0, healthy_seconds=healthy_seconds
-        )
+        policy = RestartPolicy(2, first_pause_seconds=0, healthy_seconds=healthy_seconds)
+        supervisor = EngineSupervisor(new_engine, policy)
 
         async def on_ready() -> None:
             engines[-1].failed.set()

@@ -14,7 +14,7 @@ import sys
 import typer
 
 from eyas.children import guard_children
-from eyas.cli import chat, demo, generate, models, serve, train, verify
+from eyas.cli import chat, demo, generate, models, serve, train_head, verify
 from eyas.cli.command_line import PeersCommand
 from eyas.cli.errors import report
 from eyas.cli.installed import InstalledGroup
@@ -37,7 +37,9 @@ app.add_typer(
     name="bench",
     help="Run benchmarks of decoding, serving, grammars and draft trees; needs eyas-bench.",
 )
-app.add_typer(train.app, name="train")
+train = typer.Typer(help="Train draft heads.")
+train.command("head")(train_head.head)
+app.add_typer(train, name="train")
 
 
 def _show_version(asked: bool) -> None:

@@ -18,6 +18,7 @@ import typer
 from eyas.config import GrammarBackend
 from eyas.settings import CACHE, DEVICE, DRAFT, GRAMMAR, MODEL, PARALLEL, SCHEDULER
 from eyas.settings import engine_config as engine_config  # noqa: PLC0414, for commands
+from eyas.white_space import MAX_INDENTATION
 
 # An option in a panel of --help.
 model_option = partial(typer.Option, rich_help_panel="Model")
@@ -323,7 +324,7 @@ class DraftOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GrammarOptions:
-    """The grammar library, and its limits."""
+    """The grammar library, its limits, and the white space of JSON where a request sets none."""
 
     grammar_backend: Annotated[
         GrammarBackend,
@@ -343,6 +344,22 @@ class GrammarOptions:
             "evicted first.",
         ),
     ] = GRAMMAR.cache_bytes // 2**20
+    whitespace_pattern: Annotated[
+        str | None,
+        grammar_option(
+            help="Pattern of the white space allowed between the parts of JSON, such as '[ ]?'; '' "
+            "allows none. Default: at most one blank, then at most one line break with up to "
+            f"{MAX_INDENTATION} characters of indentation.",
+            metavar="<pattern>",
+        ),
+    ] = GRAMMAR.white_space
+    disable_any_whitespace: Annotated[
+        bool,
+        grammar_option(
+            "--disable-any-whitespace",
+            help="Write JSON with ', ' and ': ' and no other white space.",
+        ),
+    ] = not GRAMMAR.any_white_space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,6 +376,12 @@ class ResourceOptions:
     max_batch_tokens: MaxBatchTokens = str(SCHEDULER.max_batch_tokens)
     max_step_ms: MaxStepMs = str(SCHEDULER.max_step_ms)
     max_graph_batch: MaxGraphBatch = SCHEDULER.max_graph_batch
+
+
+def given_names(context: typer.Context) -> set[str]:
+    """Return the names of the parameters that are on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:

@@ -20,13 +20,13 @@ from eyas.cli.options import (
     ResourceOptions,
     engine_config,
     flattened,
+    given_names,
     grammar_option,
     model_option,
 )
 from eyas.cli.peers import PeerOptions
 from eyas.cli.server_flags import ServerFlags
 from eyas.cli.translated import error_text, option_of_error, translated, unreadable_model
-from eyas.cli.white_space import WhiteSpaceOptions
 from eyas.peers import Refused, translate_options
 from eyas.settings import PARALLEL
 
@@ -74,7 +74,6 @@ def serve(
     server: ServerFlags,
     drafting: DraftOptions,
     grammars: GrammarOptions,
-    white_space: WhiteSpaceOptions,
     reasoning_parser: Annotated[
         str | None,
         grammar_option(
@@ -98,16 +97,16 @@ def serve(
     from eyas.dialect import check_parsers
     from eyas.server.launch import serve as run_server
     from eyas.server.options import traces_endpoint
+    from eyas.text.template import template_text
 
     parsed: ParsedLine = context.meta[META]
-    translation = translate_options(vars(peers), chosen.model, _given(context))
+    translation = translate_options(vars(peers), chosen.model, given_names(context))
     reasons = [*parsed.reasons, *translation.reasons]
     num_ranks = max(parallel.tensor_parallel_size, parallel.data_parallel_size)
     settings: dict[str, Any] = {
         **vars(chosen),
         **vars(drafting),
         **vars(grammars),
-        **vars(white_space),
         **vars(resources),
         **vars(parallel),
         **torchrun_settings(os.environ, num_ranks),
@@ -128,7 +127,9 @@ def serve(
     engine = collect_error(
         lambda: handover.applied_to(engine_config(**settings, prefix_cache=not without_cache))
     )
-    template = collect_error(lambda: _template_text(chat_template))
+    template = None
+    if chat_template is not None:
+        template = collect_error(lambda: template_text(chat_template))
     collector = server.otlp_traces_endpoint
     endpoint = None
     if collector is not None:
@@ -187,18 +188,3 @@ def torchrun_settings(environment: Mapping[str, str], num_ranks: int) -> dict[st
         "node_rank": int(environment["RANK"]),
         "first_device": int(environment["LOCAL_RANK"]),
     }
-
-
-def _template_text(template: str | None) -> str | None:
-    """Return the text of the chat template that --chat-template names or contains."""
-    if template is None:
-        return None
-    from eyas.text.template import template_text
-
-    return template_text(template)
-
-
-def _given(context: typer.Context) -> set[str]:
-    """Return the names of the parameters that are on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from eyas.config import EngineConfig
+from eyas.core import MAX_LOGPROBS
 from eyas.logs import LogFormat
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 server_option = partial(typer.Option, rich_help_panel="Server")
 MAX_WAITING = 1024
-MAX_LOGPROBS = 20
 SPARE_REQUESTS, SPARE_CONNECTIONS = 1024, 2048
 """Requests being prepared, in addition to those running or queued; connections, in addition to all
 requests."""
@@ -188,7 +188,7 @@ class ServerFlags:
             host=self.host,
             port=self.port,
             uds=self.uds,
-            api_keys=(*(self.api_key or ()), *_read_keys(self.api_key_file)),
+            api_keys=(*(self.api_key or ()), *read_keys(self.api_key_file)),
             allowed_hosts=tuple(map(checked_host, self.allowed_host or ())),
             cors_origins=tuple(map(checked_origin, self.cors_origin or ())),
             served_model_names=tuple(self.served_model_name or ()),
@@ -212,7 +212,8 @@ class ServerFlags:
         )
 
 
-def _read_keys(file: Path | None) -> tuple[str, ...]:
+def read_keys(file: Path | None) -> tuple[str, ...]:
+    """Return the API keys in a file, one per line; none without a file."""
     if file is None:
         return ()
     try:

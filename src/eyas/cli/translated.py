@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.cli.errors import with_option_name
+from eyas.cli.options import given_names
 from eyas.cli.peers import PANEL
 
 _NOT_SHOWN = ("config", "api_key")
@@ -22,18 +23,17 @@ def translated(context: Any, settings: Mapping[str, Any], dropped: Collection[st
     context: typer's. settings: values that replace or add to those of the command line. dropped:
     options to omit.
     """
-    words = ["eyas", "serve"]
+    words, given = ["eyas", "serve"], given_names(context)
     for parameter in context.command.params:
         name = parameter.name
         if name in _NOT_SHOWN or getattr(parameter, "rich_help_panel", None) == PANEL:
             continue
-        is_given = context.get_parameter_source(name)
         value = context.params.get(name)
         if parameter.opts[0] in dropped:
             continue
         if name in settings:
             value = settings[name]
-        elif not (is_given and is_given.name == "COMMANDLINE"):
+        elif name not in given:
             continue
         words += _words(parameter, value)
     return shlex.join(words)

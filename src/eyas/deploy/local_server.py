@@ -62,11 +62,10 @@ class LocalServer:
     def load(self) -> dict[str, float]:
         """Return the numbers of running and waiting answers, and the used fraction of the cache."""
         stats = self._engine.health().stats
-        used = stats.num_slots - stats.num_free_slots - stats.num_cached_slots
         return {
             "num_running": stats.num_running,
             "num_waiting": stats.num_waiting,
-            "kv_cache_usage": used / max(1, stats.num_slots),
+            "kv_cache_usage": stats.cache_usage,
         }
 
     @property

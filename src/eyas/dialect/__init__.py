@@ -1,12 +1,7 @@
 """Formats of reasoning, answers and tool calls: one file for each family of models."""
 
 from eyas.dialect.base import Dialect, Event, Segmenter, ToolSpec, Vocabulary, Wanted
-from eyas.dialect.choose import (
-    check_parsers,
-    dialect_reason,
-    find_dialect,
-    named_dialect,
-)
+from eyas.dialect.choose import check_parsers, dialect_reason, find_dialect
 from eyas.dialect.offer import CHOICES, tool_specs
 from eyas.dialect.segment import merged
 
@@ -22,6 +17,5 @@ __all__ = [
     "dialect_reason",
     "find_dialect",
     "merged",
-    "named_dialect",
     "tool_specs",
 ]

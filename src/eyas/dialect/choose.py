@@ -12,18 +12,11 @@ from collections.abc import Callable
 
 from eyas.dialect.base import Dialect, Vocabulary
 from eyas.dialect.compose import ComposedDialect
-from eyas.dialect.deepseek import (
-    DeepSeekCalls,
-    deepseek,
-    deepseek_v31,
-    v31_reasoning,
-    writes_fences,
-)
-from eyas.dialect.deepseek_v4 import DsmlCalls, deepseek_v4
-from eyas.dialect.generic import generic, generic_reasoning
-from eyas.dialect.glm import GlmCalls, glm, glm47, glm_reasoning
-from eyas.dialect.harmony import harmony
-from eyas.dialect.llama3 import LlamaCalls, llama3
+from eyas.dialect.deepseek import DeepSeekCalls, v31_reasoning, writes_fences
+from eyas.dialect.deepseek_v4 import DsmlCalls
+from eyas.dialect.glm import GlmCalls, glm_reasoning
+from eyas.dialect.harmony import Harmony
+from eyas.dialect.llama3 import LlamaCalls
 from eyas.dialect.mistral import (
     ARGUMENTS,
     BEGIN,
@@ -31,13 +24,10 @@ from eyas.dialect.mistral import (
     MistralList,
     MistralNames,
     call_format,
-    mistral,
     mistral_reasoning,
-    mistral_v11,
-    mistral_v13,
 )
-from eyas.dialect.qwen3 import HermesCalls, qwen3
-from eyas.dialect.qwen3_coder import TaggedCalls, qwen3_coder
+from eyas.dialect.qwen3 import HermesCalls
+from eyas.dialect.qwen3_coder import TaggedCalls
 from eyas.dialect.reasoning import ReasoningFormat
 from eyas.dialect.tools import ToolFormat
 
@@ -112,20 +102,29 @@ _FOREIGN = {
 }
 """Formats that SGLang or vLLM name and that are not supported."""
 _SEPARATORS = re.compile(r"[-_.]")
-_FAMILIES: dict[str, Callable[[Vocabulary], Dialect]] = {
-    "qwen3": qwen3,
-    "qwen3_coder": qwen3_coder,
-    "llama3": llama3,
-    "deepseek": deepseek,
-    "deepseek_v31": deepseek_v31,
-    "deepseek_v4": deepseek_v4,
-    "glm": glm,
-    "glm47": glm47,
-    "harmony": harmony,
-    "mistral": mistral,
-    "mistral_v11": mistral_v11,
-    "mistral_v13": mistral_v13,
-    "generic": generic,
+_REASONING: dict[str, Callable[[Vocabulary], ReasoningFormat | None]] = {
+    "qwen3": ReasoningFormat.of,
+    "deepseek": ReasoningFormat.of,
+    "deepseek_v31": v31_reasoning,
+    "glm": glm_reasoning,
+    "mistral": mistral_reasoning,
+    # A model of an unknown family reasons only if the prompt opens it.
+    "generic": lambda tokenizer: ReasoningFormat.of(tokenizer, may_open=False),
+    "none": lambda tokenizer: None,
+}
+_TOOLS: dict[str, Callable[[Vocabulary], ToolFormat | None]] = {
+    "hermes": HermesCalls,
+    "tagged": TaggedCalls,
+    "llama3": LlamaCalls,
+    "deepseek": lambda tokenizer: DeepSeekCalls(tokenizer, fences=True),
+    "deepseek_v31": lambda tokenizer: DeepSeekCalls(tokenizer, fences=False),
+    "dsml": lambda tokenizer: DsmlCalls(),
+    "glm": GlmCalls,
+    "glm47": lambda tokenizer: GlmCalls(tokenizer, has_lines=False),
+    "mistral": MistralList,
+    "mistral_v11": lambda tokenizer: MistralNames(tokenizer, has_ids=True),
+    "mistral_v13": MistralNames,
+    "none": lambda tokenizer: None,
 }
 _PARTS = {
     # family: (format of reasoning, format of calls)
@@ -144,60 +143,54 @@ _PARTS = {
 }
 
 
-def find_dialect(
-    tokenizer: Vocabulary, template_source: str | None, architecture: str | None
-) -> Dialect:
-    """Return the dialect for a checkpoint's tokenizer, chat template and architecture."""
-    family, _ = _family(tokenizer, template_source or "", architecture or "")
-    if family not in _PARTS:
-        return _FAMILIES[family](tokenizer)
-    reasoning, tools = _found_parts(family, tokenizer, template_source or "")
-    if (reasoning, tools) == _PARTS[family]:
-        return _FAMILIES[family](tokenizer)
-    return ComposedDialect(
-        family, tokenizer, _reasoning(tokenizer, reasoning), _tools(tokenizer, tools)
-    )
-
-
 def check_parsers(reasoning_parser: str | None, tool_call_parser: str | None) -> None:
     """Raise ValueError for unknown or unsupported parser names."""
     _known("reasoning-parser", reasoning_parser, _REASONING_NAMES)
     _known("tool-call-parser", tool_call_parser, _TOOL_NAMES)
 
 
-def named_dialect(
+def find_dialect(
     tokenizer: Vocabulary,
-    reasoning_parser: str | None,
-    tool_call_parser: str | None,
     template_source: str | None,
     architecture: str | None,
+    reasoning_parser: str | None = None,
+    tool_call_parser: str | None = None,
 ) -> Dialect:
-    """Return the dialect with these parser names. "none" disables a part; None selects it as
-    `find_dialect` does. ValueError lists the supported names."""
-    if reasoning_parser is None and tool_call_parser is None:
-        return find_dialect(tokenizer, template_source, architecture)
-    family, _ = _family(tokenizer, template_source or "", architecture or "")
+    """Return the dialect of a checkpoint, by its tokenizer, chat template and architecture.
+
+    reasoning_parser, tool_call_parser: names of the formats of reasoning and of calls to take instead;
+    "none" disables a part. ValueError lists the supported names.
+    """
     reasoning = _known("reasoning-parser", reasoning_parser, _REASONING_NAMES)
     tools = _known("tool-call-parser", tool_call_parser, _TOOL_NAMES)
-    if "harmony" in (reasoning, tools):
+    family, _ = _family(tokenizer, template_source or "", architecture or "")
+    is_found = reasoning is None and tools is None
+    if "harmony" in (reasoning, tools) or (is_found and family == "harmony"):
         if {reasoning, tools} - {"harmony", None}:
             raise ValueError(
                 f"--reasoning-parser {reasoning_parser} with --tool-call-parser {tool_call_parser}: "
                 "Harmony's reasoning and calls are one format; name it for both or for one alone"
             )
-        return harmony(tokenizer)
+        return Harmony(tokenizer)
     found_reasoning, found_tools = _found_parts(family, tokenizer, template_source or "")
     if tools in _MISTRAL and found_tools in _MISTRAL:
         tools = found_tools
-    reasoning, tools = reasoning or found_reasoning, tools or found_tools
-    for name, parts in _PARTS.items():
-        if parts == (reasoning, tools):
-            return _FAMILIES[name](tokenizer)
+    parts = reasoning or found_reasoning, tools or found_tools
+    families = (name for name, usual in _PARTS.items() if usual == parts)
+    name = family if is_found else next(families, "+".join(parts))
+    return _composed(name, tokenizer, *parts)
+
+
+def family_dialect(family: str, tokenizer: Vocabulary) -> Dialect:
+    """Return the dialect of a family with its usual formats, whatever the checkpoint has."""
+    if family == "harmony":
+        return Harmony(tokenizer)
+    return _composed(family, tokenizer, *_PARTS[family])
+
+
+def _composed(name: str, tokenizer: Vocabulary, reasoning: str, tools: str) -> Dialect:
     return ComposedDialect(
-        f"{reasoning}+{tools}",
-        tokenizer,
-        _reasoning(tokenizer, reasoning),
-        _tools(tokenizer, tools),
+        name, tokenizer, _REASONING[reasoning](tokenizer), _TOOLS[tools](tokenizer)
     )
 
 
@@ -291,41 +284,3 @@ def _known(option: str, name: str | None, names: dict[str, str]) -> str | None:
 def _plain(name: str) -> str:
     """Normalise a name: lower case, without separators."""
     return _SEPARATORS.sub("", name.lower())
-
-
-def _reasoning(tokenizer: Vocabulary, name: str) -> ReasoningFormat | None:
-    match name:
-        case "none":
-            return None
-        case "glm":
-            return glm_reasoning(tokenizer)
-        case "deepseek_v31":
-            return v31_reasoning(tokenizer)
-        case "mistral":
-            return mistral_reasoning(tokenizer)
-        case "generic":
-            return generic_reasoning(tokenizer)
-    return ReasoningFormat.of(tokenizer)
-
-
-def _tools(tokenizer: Vocabulary, name: str) -> ToolFormat | None:
-    match name:
-        case "none":
-            return None
-        case "glm":
-            return GlmCalls(tokenizer)
-        case "glm47":
-            return GlmCalls(tokenizer, has_lines=False)
-        case "llama3":
-            return LlamaCalls(tokenizer)
-        case "deepseek" | "deepseek_v31":
-            return DeepSeekCalls(tokenizer, fences=name == "deepseek")
-        case "dsml":
-            return DsmlCalls()
-        case "mistral":
-            return MistralList(tokenizer)
-        case "mistral_v11" | "mistral_v13":
-            return MistralNames(tokenizer, has_ids=name == "mistral_v11")
-        case "tagged":
-            return TaggedCalls(tokenizer)
-    return HermesCalls(tokenizer)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal as OneOf
 
-from eyas.core import GrammarError, RequestError
+from eyas.core import GrammarError, field_error
 from eyas.dialect.base import Dialect, Segmenter, ToolSpec, Vocabulary, Wanted
 from eyas.dialect.beginning import may_begin_with, may_begin_with_white
 from eyas.dialect.reasoning import PromptEnd, ReasoningFormat, prompt_end
@@ -230,25 +230,23 @@ def chosen_tools(wanted: Wanted, name: str, has_calls: bool) -> tuple[tuple[Tool
     choice does not fit the tools."""
     if wanted.choice == "none" or not wanted.tools:
         if wanted.choice not in ("none", "auto"):
-            raise RequestError(
-                f"tool_choice: {wanted.choice!r} needs functions to call; give tools",
-                param="tool_choice",
+            raise field_error(
+                "tool_choice", f"{wanted.choice!r} needs functions to call; give tools"
             )
         return (), False
     if not has_calls:
-        raise RequestError(
-            f"tools: the dialect {name!r} has no tool calls; start the server with "
-            "--tool-call-parser",
-            param="tools",
+        raise field_error(
+            "tools",
+            f"the dialect {name!r} has no tool calls; start the server with --tool-call-parser",
         )
     if wanted.choice in ("auto", "required"):
         return wanted.tools, wanted.choice == "required"
     named = tuple(tool for tool in wanted.tools if tool.name == wanted.choice)
     if not named:
-        raise RequestError(
-            f"tool_choice: names {wanted.choice!r}, which is not among the tools; name one of "
+        raise field_error(
+            "tool_choice",
+            f"names {wanted.choice!r}, which is not among the tools; name one of "
             + ", ".join(tool.name for tool in wanted.tools),
-            param="tool_choice",
         )
     return named[:1], True
 

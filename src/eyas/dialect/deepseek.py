@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
-from eyas.dialect.compose import ComposedDialect
+from eyas.dialect.base import ToolSpec, Vocabulary
 from eyas.dialect.json_text import read_value
 from eyas.dialect.reasoning import ReasoningFormat, marker
-from eyas.dialect.segment import Reading, StreamReader, Writer
-from eyas.dialect.tools import MarkedCalls, arguments, ignore, one_of
+from eyas.dialect.segment import Reading, StreamReader, Writer, ignore
+from eyas.dialect.tools import MarkedCalls, arguments, one_of
 from eyas.grammar import Concat, Literal, Marker, Node, Repeat
 
 _FENCE = Marker("```json")
@@ -76,18 +75,6 @@ class DeepSeekCalls(MarkedCalls):
             yield from reader.white()
         yield from read_value(reader, writer.arguments)
         yield from reader.until(ends, ignore)
-
-
-def deepseek(tokenizer: Vocabulary) -> Dialect:
-    """Return the dialect of R1 and V3."""
-    calls = DeepSeekCalls(tokenizer, fences=True)
-    return ComposedDialect("deepseek", tokenizer, ReasoningFormat.of(tokenizer), calls)
-
-
-def deepseek_v31(tokenizer: Vocabulary) -> Dialect:
-    """Return the dialect of V3.1."""
-    calls = DeepSeekCalls(tokenizer, fences=False)
-    return ComposedDialect("deepseek_v31", tokenizer, v31_reasoning(tokenizer), calls)
 
 
 def v31_reasoning(tokenizer: Vocabulary) -> ReasoningFormat:

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
-from eyas.dialect.compose import ComposedDialect
-from eyas.dialect.deepseek import v31_reasoning
+from eyas.dialect.base import ToolSpec
 from eyas.dialect.pairs import Pairs, read_pairs
-from eyas.dialect.segment import Reading, StreamReader, Writer
-from eyas.dialect.tools import MarkedCalls, ignore, one_of
+from eyas.dialect.segment import Reading, StreamReader, Writer, ignore
+from eyas.dialect.tools import MarkedCalls, one_of
 from eyas.grammar import Concat, Literal, Marker, Node, Repeat
 
 _CALL = Marker('<｜DSML｜invoke name="')
@@ -73,7 +71,3 @@ class DsmlCalls(MarkedCalls):
 def _parameter(key: Node, is_text: bool) -> Node:
     """Return the grammar of a parameter's tag."""
     return Concat((Literal(_PARAMETER.text), key, Literal((_TEXT if is_text else _JSON).text)))
-
-
-def deepseek_v4(tokenizer: Vocabulary) -> Dialect:
-    return ComposedDialect("deepseek_v4", tokenizer, v31_reasoning(tokenizer), DsmlCalls())

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
-from eyas.dialect.compose import ComposedDialect
+from eyas.dialect.base import ToolSpec, Vocabulary
 from eyas.dialect.pairs import Pairs, read_argument, texts_of, write_key
 from eyas.dialect.reasoning import ReasoningFormat, marker
-from eyas.dialect.segment import Reading, StreamReader, Writer
-from eyas.dialect.tools import CallsInTags, ignore, literal
+from eyas.dialect.segment import Reading, StreamReader, Writer, ignore
+from eyas.dialect.tools import CallsInTags, literal
 from eyas.grammar import Concat, Literal, Marker, Node
 
 _LINE_END = Marker("\n")
@@ -71,15 +70,6 @@ class GlmCalls(CallsInTags):
                 break
         if found is not None:
             writer.arguments("}")
-
-
-def glm(tokenizer: Vocabulary) -> Dialect:
-    return ComposedDialect("glm", tokenizer, glm_reasoning(tokenizer), GlmCalls(tokenizer))
-
-
-def glm47(tokenizer: Vocabulary) -> Dialect:
-    calls = GlmCalls(tokenizer, has_lines=False)
-    return ComposedDialect("glm47", tokenizer, glm_reasoning(tokenizer), calls)
 
 
 def glm_reasoning(tokenizer: Vocabulary) -> ReasoningFormat:

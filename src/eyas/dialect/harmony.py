@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal as OneOf
 
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.dialect.base import Dialect, Segmenter, ToolSpec, Vocabulary, Wanted
 from eyas.dialect.compose import chosen_tools
 from eyas.dialect.json_text import read_value
 from eyas.dialect.reasoning import marker
-from eyas.dialect.segment import WHITE, Reading, Sink, StreamReader, StreamSegmenter, Writer
-from eyas.dialect.tools import arguments, ignore, one_of
+from eyas.dialect.segment import WHITE, Reading, Sink, StreamReader, StreamSegmenter, Writer, ignore
+from eyas.dialect.tools import arguments, one_of
 from eyas.grammar import (
     Budget,
     Choice,
@@ -85,10 +85,10 @@ class Harmony(Dialect):
         tools, must_call = chosen_tools(wanted, self.name, has_calls=True)
         begins_in = self._begins_in(prompt_token_ids)
         if must_call and begins_in == "content":
-            raise RequestError(
-                "tool_choice: the prompt has begun the final answer, so no call can follow; end the "
+            raise field_error(
+                "tool_choice",
+                "the prompt has begun the final answer, so no call can follow; end the "
                 "prompt before it",
-                param="tool_choice",
             )
         return _Plan(
             begins_in=begins_in,
@@ -237,7 +237,3 @@ class Harmony(Dialect):
         yield from reader.span(WHITE)
         yield from read_value(reader, writer.arguments)
         return (yield from self._read_text(reader, ignore))
-
-
-def harmony(tokenizer: Vocabulary) -> Dialect:
-    return Harmony(tokenizer)

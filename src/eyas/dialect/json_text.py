@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 
-from eyas.dialect.segment import WHITE, Reading, Sink, StreamReader, Writer
+from eyas.dialect.segment import WHITE, Reading, Sink, StreamReader, Writer, ignore
 from eyas.grammar import Marker
 
 _STRUCTURE = re.compile(r'["{}\[\]]')
@@ -125,7 +125,7 @@ def read_call(reader: StreamReader, writer: Writer) -> Reading[bool]:
             writer.call(name)
             writer.arguments("".join(early))
         else:
-            sink: Sink = _ignore
+            sink: Sink = ignore
             if key in ("arguments", "parameters") and not has_arguments:
                 has_arguments = True
                 sink = early.append if name is None else writer.arguments
@@ -140,7 +140,3 @@ def read_call(reader: StreamReader, writer: Writer) -> Reading[bool]:
         if name is not None and not has_arguments:
             writer.arguments("{}")
         return name is not None
-
-
-def _ignore(text: str) -> None:
-    """A sink that drops text."""

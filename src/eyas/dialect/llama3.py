@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
-from eyas.dialect.compose import ComposedDialect
+from eyas.dialect.base import ToolSpec, Vocabulary
 from eyas.dialect.json_text import read_call
 from eyas.dialect.reasoning import marker
-from eyas.dialect.segment import Reading, StreamReader, Writer
-from eyas.dialect.tools import ToolFormat, arguments, ignore, one_of
+from eyas.dialect.segment import Reading, StreamReader, Writer, ignore
+from eyas.dialect.tools import ToolFormat, arguments, one_of
 from eyas.grammar import Choice, Concat, FreeText, Literal, Marker, Node, Repeat
 
 _SEPARATOR = Marker(";")
@@ -61,10 +60,6 @@ class LlamaCalls(ToolFormat):
         if found is not None:
             yield from _read_calls(reader, writer)
         yield from reader.until((), writer.content)
-
-
-def llama3(tokenizer: Vocabulary) -> Dialect:
-    return ComposedDialect("llama3", tokenizer, None, LlamaCalls(tokenizer))
 
 
 def _objects(tools: Sequence[ToolSpec], several: bool, beginning: str = "") -> Node:

@@ -16,12 +16,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
-from eyas.dialect.compose import ComposedDialect
+from eyas.dialect.base import ToolSpec, Vocabulary
 from eyas.dialect.json_text import read_call, read_value
 from eyas.dialect.reasoning import ReasoningFormat, marker
-from eyas.dialect.segment import Reading, StreamReader, Writer
-from eyas.dialect.tools import MarkedCalls, arguments, ignore, one_of
+from eyas.dialect.segment import Reading, StreamReader, Writer, ignore
+from eyas.dialect.tools import MarkedCalls, arguments, one_of
 from eyas.grammar import Concat, Literal, Marker, Node, Regex, Repeat
 
 BEGIN, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -91,22 +90,6 @@ def _object(tool: ToolSpec) -> Node:
     begin = Literal(f'{{"name": {name}, "arguments": ')
     call_id = Concat((Literal(', "id": "'), _ID, Literal('"')))
     return Concat((begin, arguments(tool), Repeat(call_id, 0, 1), Literal("}")))
-
-
-def mistral(tokenizer: Vocabulary) -> Dialect:
-    return ComposedDialect(
-        "mistral", tokenizer, mistral_reasoning(tokenizer), MistralList(tokenizer)
-    )
-
-
-def mistral_v11(tokenizer: Vocabulary) -> Dialect:
-    calls = MistralNames(tokenizer, has_ids=True)
-    return ComposedDialect("mistral_v11", tokenizer, mistral_reasoning(tokenizer), calls)
-
-
-def mistral_v13(tokenizer: Vocabulary) -> Dialect:
-    calls = MistralNames(tokenizer)
-    return ComposedDialect("mistral_v13", tokenizer, mistral_reasoning(tokenizer), calls)
 
 
 def mistral_reasoning(tokenizer: Vocabulary) -> ReasoningFormat:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eyas.core import GrammarError, RequestError, is_text
+from eyas.core import GrammarError, field_error, is_text
 from eyas.dialect.base import ToolSpec
 from eyas.schemas import prepare
 
@@ -33,13 +33,11 @@ def tool_specs(tools: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...
         param = f"tools[{place}].function"
         function = tool.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise RequestError(
-                f'{param}: must be {{"type": "function", "function": {{"name": ...}}}}', param=param
-            )
+            raise field_error(param, 'must be {"type": "function", "function": {"name": ...}}')
         name = function["name"]
         if not name or not is_text(name) or name in specs or name in CHOICES:
             reason = "is there twice" if name in specs else "cannot be a function's name"
-            raise RequestError(f"{param}.name: {name!r} {reason}", param=f"{param}.name")
+            raise field_error(f"{param}.name", f"{name!r} {reason}")
         specs[name] = _tool(name, function, f"{param}.parameters")
     return tuple(specs.values())
 

@@ -16,8 +16,8 @@ from typing import Any
 from eyas.core import GrammarError
 from eyas.dialect.base import ToolSpec
 from eyas.dialect.json_text import read_value
-from eyas.dialect.segment import Reading, StreamReader, Writer
-from eyas.dialect.tools import ignore, literal, one_of, parameters
+from eyas.dialect.segment import Reading, StreamReader, Writer, ignore
+from eyas.dialect.tools import literal, one_of, parameters
 from eyas.grammar import Concat, FreeText, Json, Literal, Marker, Node, Regex, Repeat
 
 Schema = dict[str, Any] | bool

@@ -16,12 +16,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
-from eyas.dialect.compose import ComposedDialect
+from eyas.dialect.base import ToolSpec
 from eyas.dialect.json_text import read_call
-from eyas.dialect.reasoning import ReasoningFormat
-from eyas.dialect.segment import Reading, StreamReader, Writer
-from eyas.dialect.tools import CallsInTags, arguments, ignore
+from eyas.dialect.segment import Reading, StreamReader, Writer, ignore
+from eyas.dialect.tools import CallsInTags, arguments
 from eyas.grammar import Concat, Literal, Node
 
 
@@ -44,9 +42,3 @@ class HermesCalls(CallsInTags):
                 return
             if (yield from reader.until((self.end, self.begin), ignore)) != self.begin:
                 return
-
-
-def qwen3(tokenizer: Vocabulary) -> Dialect:
-    return ComposedDialect(
-        "qwen3", tokenizer, ReasoningFormat.of(tokenizer), HermesCalls(tokenizer)
-    )

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
-from eyas.dialect.compose import ComposedDialect
+from eyas.dialect.base import ToolSpec
 from eyas.dialect.pairs import Pairs, read_pairs, texts_of
-from eyas.dialect.reasoning import ReasoningFormat
-from eyas.dialect.segment import Reading, StreamReader, Writer
-from eyas.dialect.tools import CallsInTags, ignore
+from eyas.dialect.segment import Reading, StreamReader, Writer, ignore
+from eyas.dialect.tools import CallsInTags
 from eyas.grammar import Concat, Literal, Marker, Node
 
 _FUNCTION = Marker("<function=")
@@ -63,9 +61,3 @@ class TaggedCalls(CallsInTags):
 def _parameter(key: Node, is_text: bool) -> Node:
     """Return the grammar of a parameter's tag."""
     return Concat((Literal(_PARAMETER.text), key, Literal(_NAME_END.text)))
-
-
-def qwen3_coder(tokenizer: Vocabulary) -> Dialect:
-    return ComposedDialect(
-        "qwen3_coder", tokenizer, ReasoningFormat.of(tokenizer), TaggedCalls(tokenizer)
-    )

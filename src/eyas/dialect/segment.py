@@ -303,6 +303,10 @@ def _close(result: list[Event], pieces: list[str]) -> None:
         result[-1] = Event(result[-1].kind, "".join(pieces), result[-1].index)
 
 
+def ignore(text: str) -> None:
+    """A sink that drops text."""
+
+
 def _pass(sink: Sink, text: str) -> None:
     if text:
         sink(text)

@@ -143,7 +143,3 @@ def one_of(options: Sequence[Node]) -> Node:
     """Return a choice of the options, or a single option itself."""
     assert options
     return options[0] if len(options) == 1 else Choice(tuple(options))
-
-
-def ignore(text: str) -> None:
-    """A sink that drops text."""

@@ -12,7 +12,7 @@ and tool calls, and `sse` writes the chunks as events. Without `stream`, `answer
 (`formats.ChoiceOutput`) and `chat_format` makes one object of them. The other two routes differ in
 `completions` and `generate`, each of which makes requests and formats answers. `/v1/responses`
 (`response_routes`) is a chat in another form: `responses` and `response_input` convert its request to
-that of a chat, `response_format` and `response_items` write its answer, and `response_store` keeps it.
+that of a chat, `responses_format` and `response_items` write its answer, and `response_store` keeps it.
 So is `/v1/messages`: `messages` and `messages_input` convert its request,
 `messages_format` and `messages_blocks` write its answer. `converted_chat` prepares both.
 

@@ -31,7 +31,7 @@ from eyas.server.formats import (
     usage_object,
 )
 from eyas.server.options import StreamGranularity
-from eyas.server.record import AnswerRecord, RequestRecord
+from eyas.server.record import AnswerRecord
 from eyas.server.service import Service
 from eyas.server.sse import (
     ChunkedJsonResponse,
@@ -59,6 +59,7 @@ class Answer:
     def __init__(
         self,
         service: Service,
+        http: HttpRequest,
         answer_id: str,
         requests: list[Request],
         answer_format: AnswerFormat,
@@ -69,6 +70,7 @@ class Answer:
         with_usage_so_far: bool = False,
     ) -> None:
         self._service = service
+        self._http = http
         self._id = answer_id
         self._requests = requests
         self._format = answer_format
@@ -84,14 +86,13 @@ class Answer:
         self._last_at: dict[int, float] = {}
         self._num_tokens = 0
         self._reasons: dict[int, str] = {}
-        self._request_record: RequestRecord | None = None
         self._is_streamed = False
         self._ending = "left"
         """What is reported of choices without a finish reason."""
 
-    async def respond(self, http: HttpRequest, *, streams: bool) -> Response:
+    async def respond(self, *, streams: bool) -> Response:
         """Return the HTTP response. ApiError if the engine refuses the request or fails."""
-        self._request_record, self._is_streamed = http.state.record, streams
+        http, self._is_streamed = self._http, streams
         for request in self._requests:
             request.client = self._service.client_of(http)
         if self._num_choices > self._service.options.max_queued_each:
@@ -204,7 +205,8 @@ class Answer:
             yield failure(ApiError(Code.ANSWER_ENDED))
         except Exception:
             self._ending = "failed"
-            log.exception("answer %s failed", self._id, extra=self._extra)
+            extra = {"request_id": self._http.state.request_id}
+            log.exception("answer %s failed", self._id, extra=extra)
             yield failure(ApiError(Code.INTERNAL_ERROR))
 
     def _usage(self) -> dict[str, Any]:
@@ -310,8 +312,7 @@ class Answer:
             metrics.time_per_output_token.observe(
                 (self._started + seconds - self._first_at) / (self._num_tokens - 1)
             )
-        assert self._request_record is not None
-        answer = self._request_record.answer = self._answer_record(num_prompt)
+        answer = self._http.state.record.answer = self._answer_record(num_prompt)
         if answer.queue_seconds is not None and self._first_at is not None:
             metrics.observe_phases(
                 answer.queue_seconds,
@@ -340,18 +341,11 @@ class Answer:
             record.queue_seconds = min(usage.queue_seconds for usage in usages)
         return record
 
-    @property
-    def _extra(self) -> dict[str, str]:
-        return (
-            {} if self._request_record is None else {"request_id": self._request_record.request_id}
-        )
-
 
 def _error_of(delta: Delta) -> ApiError | None:
     if delta.finish_reason == "error":
-        if delta.code is not None:
-            return ApiError(Code.of(delta.code), delta.error, param=delta.param)
-        return ApiError(Code.ENGINE_ERROR, delta.error, param=delta.param)
+        code = Code.ENGINE_ERROR if delta.code is None else Code.of(delta.code)
+        return ApiError(code, delta.error, param=delta.param)
     if delta.finish_reason == "abort":
         return ApiError(Code.ANSWER_ENDED)
     return None

@@ -93,6 +93,7 @@ class Answering:
                 translation = await translate(asked)
             answer = Answer(
                 self._service,
+                http,
                 answer_id,
                 translation.requests,
                 translation.answer_format,
@@ -101,6 +102,6 @@ class Answering:
                 with_usage_so_far=translation.with_usage_so_far,
                 granularity=body.stream_granularity,
             )
-            return await answer.respond(http, streams=bool(body.stream))
+            return await answer.respond(streams=bool(body.stream))
 
         return handle

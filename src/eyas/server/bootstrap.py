@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.core import MAX_CHOICES, RequestError
+from eyas.core import MAX_CHOICES, field_error
 from eyas.server.request_models import CompletionFields
 
 ROOM, HOST, PORT = "bootstrap_room", "bootstrap_host", "bootstrap_port"
@@ -40,7 +40,7 @@ def has_room(body: CompletionFields) -> bool:
     """Whether a request is one of the two of a router."""
     given = [name for name in (ROOM, HOST, PORT) if getattr(body, name) is not None]
     if given and ROOM not in given:
-        raise RequestError(f"{ROOM}: is missing beside {given[0]}", param=ROOM)
+        raise field_error(ROOM, f"is missing beside {given[0]}")
     return bool(given)
 
 
@@ -56,18 +56,18 @@ def _values(body: CompletionFields, name: str, count: int) -> list[Any]:
         return [value] * count
     if len(value) == count or (count == 1 and 0 < len(value) <= MAX_CHOICES):
         return value[:count]
-    raise RequestError(f"{name}: must be one value, or a list with one for each prompt", param=name)
+    raise field_error(name, "must be one value, or a list with one for each prompt")
 
 
 def _room(number: Any, host: Any, port: Any) -> Room:
     if type(number) is not int or not 0 <= number <= MAX_ROOM:
-        raise RequestError(f"{ROOM}: must be a whole number from 0 to {MAX_ROOM}", param=ROOM)
+        raise field_error(ROOM, f"must be a whole number from 0 to {MAX_ROOM}")
     if not isinstance(host, str) or not 0 < len(host) <= MAX_HOST_CHARS:
-        raise RequestError(f"{HOST}: must be the host of the prefill server", param=HOST)
+        raise field_error(HOST, "must be the host of the prefill server")
     if type(port) is not int or not 0 < port < 65536:
-        raise RequestError(
-            f"{PORT}: must be the --kv-port of the prefill server; routers are told it behind the "
+        raise field_error(
+            PORT,
+            "must be the --kv-port of the prefill server; routers are told it behind the "
             "server's address: --prefill URL PORT",
-            param=PORT,
         )
     return Room(number, host, port)

@@ -9,16 +9,16 @@ Does not know: HTTP, how answers are formatted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from eyas.core import Request, RequestError, check_min_tokens
+from eyas.core import Request, check_min_tokens, field_error
 from eyas.dialect import CHOICES, Segmenter, Wanted
 from eyas.server.constraints import Constraint, constraint_of, with_param
 from eyas.server.request_models import ChatBody
 from eyas.server.sampling import check_alternatives, refuse_unsupported, sampling_params
 from eyas.server.template_inputs import template_messages, template_options, template_tools
 from eyas.server.text_processor import TextProcessor
-from eyas.server.tools import offered_tools
+from eyas.server.tools import wanted_tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,9 @@ def prepare_chat(
     refuse_unsupported(body)
     check_alternatives(body, processor.max_top_logprobs, "top_logprobs", "prompt_logprobs")
     if body.top_logprobs and not body.logprobs:
-        raise RequestError("top_logprobs: needs logprobs: true", param="top_logprobs")
+        raise field_error("top_logprobs", "needs logprobs: true")
     if body.return_draft_trees and (body.n or 1) > 1:
-        raise RequestError(
-            "return_draft_trees: is for one answer; leave n out", param="return_draft_trees"
-        )
+        raise field_error("return_draft_trees", "is for one answer; leave n out")
     params = sampling_params(
         body,
         processor.defaults,
@@ -61,35 +59,26 @@ def prepare_chat(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    offered = offered_tools(body)
+    wanted = wanted_tools(body)
     constraint = constraint_of(body, processor.splitter)
-    wanted = Wanted(
+    wanted = replace(
+        wanted,
         answer=None if constraint is None else constraint.node,
-        tools=offered.tools,
-        choice=offered.choice,
-        parallel=offered.parallel,
         max_reasoning_tokens=_value_of(
             body, "max_reasoning_tokens", "thinking_token_budget", "thinking_budget"
         ),
     )
     separates_reasoning = body.separate_reasoning is not False
-    if offered.tools and not separates_reasoning:
-        raise RequestError(
-            "separate_reasoning: false leaves the text as the model wrote it, so that no tool call "
+    if wanted.tools and not separates_reasoning:
+        raise field_error(
+            "separate_reasoning",
+            "false leaves the text as the model wrote it, so that no tool call "
             "can be told apart; leave it out or send tool_choice 'none'",
-            param="separate_reasoning",
         )
     ids = processor.encode_chat(
         template_messages(body.messages, processor),
-        template_tools(body.tools) if offered.tools else None,
-        **template_options(
-            processor,
-            body.messages,
-            body.chat_template_kwargs,
-            body.reasoning_effort,
-            body.add_generation_prompt,
-            body.continue_final_message,
-        ),
+        template_tools(body.tools) if wanted.tools else None,
+        **template_options(processor, body.messages, body, body.reasoning_effort),
     )
     check_min_tokens(len(ids), params, processor.max_model_len)
     output = processor.dialect.output(wanted, ids)
@@ -108,8 +97,8 @@ def prepare_chat(
     return PreparedChat(
         request,
         (lambda: processor.dialect.segmenter(wanted, ids)) if separates_reasoning else None,
-        may_call=bool(offered.tools),
-        is_named=offered.choice not in CHOICES,
+        may_call=bool(wanted.tools),
+        is_named=wanted.choice not in CHOICES,
         shows_reasoning=body.include_reasoning is not False,
         streams_reasoning=body.stream_reasoning is not False,
     )
@@ -126,7 +115,7 @@ def _param_of(constraint: Constraint | None, wanted: Wanted) -> str:
 def _max_tokens(body: ChatBody) -> int | None:
     limit = _value_of(body, "max_completion_tokens", "max_tokens")
     if limit == 0:
-        raise RequestError("max_tokens: must be at least 1", param="max_tokens")
+        raise field_error("max_tokens", "must be at least 1")
     return limit
 
 
@@ -136,8 +125,5 @@ def _value_of(body: ChatBody, *names: str) -> int | None:
     given_names = [name for name in names if getattr(body, name) is not None]
     values = {getattr(body, name) for name in given_names}
     if len(values) > 1:
-        raise RequestError(
-            f"{given_names[-1]}: differs from {given_names[0]}; give one of them",
-            param=given_names[-1],
-        )
+        raise field_error(given_names[-1], f"differs from {given_names[0]}; give one of them")
     return values.pop() if values else None

@@ -24,7 +24,7 @@ import zmq.asyncio
 from eyas import wire
 from eyas.children import python_command
 from eyas.config import EngineConfig, EngineInfo
-from eyas.core import Delta, Request, RequestError
+from eyas.core import ENDING_FIELDS, Delta, Request, RequestError, field_error
 from eyas.logs import LogFormat
 from eyas.server.codes import Code
 from eyas.server.formats import shift_marks
@@ -93,11 +93,6 @@ class EngineClient(Protocol):
         ...
 
 
-def num_used_slots(stats: wire.EngineStats) -> int:
-    """Return the number of cache slots that running choices use."""
-    return stats.num_slots - stats.num_free_slots - stats.num_cached_slots
-
-
 def add_to(earlier: Delta, later: Delta) -> None:
     """Append `later` to `earlier`, which becomes the delta of both."""
     earlier.token_ids.extend(later.token_ids)
@@ -108,11 +103,8 @@ def add_to(earlier: Delta, later: Delta) -> None:
         earlier.logprobs = (earlier.logprobs or []) + later.logprobs
     if later.prompt_logprobs is not None:
         earlier.prompt_logprobs = later.prompt_logprobs
-    earlier.finish_reason = later.finish_reason
-    earlier.stop_reason = later.stop_reason
-    earlier.error, earlier.param, earlier.code = later.error, later.param, later.code
-    earlier.usage = later.usage or earlier.usage
-    earlier.seed = earlier.seed if later.seed is None else later.seed
+    for name in ENDING_FIELDS:
+        setattr(earlier, name, getattr(later, name))
 
 
 class _DeltaBuffer:
@@ -172,7 +164,7 @@ class EngineProcess:
     one.
 
     command: run instead of `python -m eyas.engine.worker`; reads a `wire.Setup` from its standard
-    input.
+    input. start_ended: set when it is ready, or has failed.
     """
 
     def __init__(
@@ -202,7 +194,7 @@ class EngineProcess:
         self._socket: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
-        self.ready = asyncio.Event()
+        self.start_ended = asyncio.Event()
         self.failed = asyncio.Event()
 
     @property
@@ -289,7 +281,7 @@ class EngineProcess:
         if self._failure is not None or self._info is None:
             raise EngineUnavailable
         if request.id in self._buffers:
-            raise RequestError("id: a request with this id is under way", param="id")
+            raise field_error("id", "a request with this id is under way")
         num_queued = num_of_client = request.params.n
         for buffer in self._buffers.values():
             num_queued += len(buffer.unfinished)
@@ -352,7 +344,7 @@ class EngineProcess:
             case wire.Ready(info):
                 self._last_active = time.monotonic()
                 self._info = info
-                self.ready.set()
+                self.start_ended.set()
             case wire.Refused(request_id, message, param, refusal, code):
                 failures = {
                     "invalid": RequestError(message, param=param, code=code),
@@ -379,4 +371,5 @@ class EngineProcess:
             self._failure = reason
         for buffer in self._buffers.values():
             buffer.end(Code.ANSWER_LOST)
+        self.start_ended.set()
         self.failed.set()

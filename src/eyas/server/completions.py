@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
+from eyas.core import Delta, Request, SamplingParams, TokenLogprob, field_error
 from eyas.server.constraints import constrained_output, constraint_of
-from eyas.server.fields import prompts_in
+from eyas.server.fields import prompts_in, refuse_fields
 from eyas.server.formats import (
     AnswerFormat,
     ChoiceOutput,
@@ -46,11 +46,10 @@ def completion_requests(
     refuse_unsupported(body)
     check_alternatives(body, processor.max_top_logprobs, "logprobs", "prompt_logprobs")
     if body.max_tokens == 0 and not body.echo:
-        raise RequestError("max_tokens: 0 is for echo: true only", param="max_tokens")
-    if body.suffix is not None:
-        raise RequestError("suffix: is not supported", param="suffix", code="unsupported_parameter")
+        raise field_error("max_tokens", "0 is for echo: true only")
+    refuse_fields(body, {"suffix": "is not supported"})
     if body.echo and body.stream and body.logprobs is not None:
-        raise RequestError("echo: with logprobs is not for stream: true", param="echo")
+        raise field_error("echo", "with logprobs is not for stream: true")
     prompts = prompts_in(body.prompt, "prompt", body.n or 1)
     scores_prompt = body.echo and body.logprobs is not None
     params = sampling_params(

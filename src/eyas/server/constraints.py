@@ -8,11 +8,11 @@ Does not know: dialects, tools, how a grammar is enforced.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import msgspec
 
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.grammar import SPACED, Literal, Node, OutputSpec, Regex
 from eyas.schemas import grammar_source
 from eyas.server.codes import Code
@@ -41,9 +41,9 @@ def constraint_of(
     constraints = list(_constraints_in(fields, splitter, prefix))
     for other in constraints[1:]:
         if other.node != constraints[0].node:
-            raise RequestError(
-                f"{other.param}: asks for something else than {constraints[0].param}; give one of them",
-                param=other.param,
+            raise field_error(
+                other.param,
+                f"asks for something else than {constraints[0].param}; give one of them",
             )
     return constraints[0] if constraints else None
 
@@ -60,7 +60,7 @@ def with_param(output: OutputSpec, param: str, *, ignore_eos: bool) -> OutputSpe
     """Return the output with the field that requires it. RequestError if ignore_eos would make it
     endless."""
     if ignore_eos:
-        raise RequestError(f"ignore_eos: cannot go with {param}, which ends", param="ignore_eos")
+        raise field_error("ignore_eos", f"cannot go with {param}, which ends")
     return msgspec.structs.replace(output, param=output.param or param)
 
 
@@ -69,7 +69,7 @@ def _constraints_in(
 ) -> Iterator[Constraint]:
     whitespace = fields.guided_whitespace_pattern
     if whitespace is not None and fields.guided_json is None:
-        _refuse(f"{prefix}guided_whitespace_pattern", "is for guided_json only")
+        raise field_error(f"{prefix}guided_whitespace_pattern", "is for guided_json only")
     response_format: ResponseFormat | None = getattr(fields, "response_format", None)
     if response_format is not None:
         yield from _response_format(response_format, splitter)
@@ -80,19 +80,32 @@ def _constraints_in(
         yield _schema(fields.guided_json, f"{prefix}guided_json", white_space)
     if fields.json_schema is not None:
         yield _schema(fields.json_schema, f"{prefix}json_schema")
-    for name, pattern in (("guided_regex", fields.guided_regex), ("regex", fields.regex)):
-        if pattern is not None:
-            yield Constraint(prefix + name, Regex(pattern))
-    for name, text in (("guided_grammar", fields.guided_grammar), ("ebnf", fields.ebnf)):
-        if text is not None:
-            yield Constraint(prefix + name, grammar_source(text, prefix + name))
-    if fields.guided_choice is not None:
-        yield Constraint(
-            f"{prefix}guided_choice", choice_of([Literal(text) for text in fields.guided_choice])
-        )
-    if fields.structural_tag is not None:
-        param = f"{prefix}structural_tag"
-        yield Constraint(param, structural_tag(fields.structural_tag, splitter, param))
+    for name, kind in _KINDS.items():
+        if (value := getattr(fields, name)) is not None:
+            yield _constraint(kind, value, prefix + name, splitter)
+
+
+_KINDS = {
+    "guided_regex": "regex",
+    "regex": "regex",
+    "guided_grammar": "grammar",
+    "ebnf": "grammar",
+    "guided_choice": "choice",
+    "structural_tag": "structural_tag",
+}
+"""The kinds of constraints other than schemas, by their fields."""
+
+
+def _constraint(kind: str, value: Any, param: str, splitter: ControlTokenSplitter) -> Constraint:
+    match kind:
+        case "regex":
+            return Constraint(param, Regex(value))
+        case "grammar":
+            return Constraint(param, grammar_source(value, param))
+        case "choice":
+            return Constraint(param, choice_of([Literal(text) for text in value]))
+    assert kind == "structural_tag"
+    return Constraint(param, structural_tag(value, splitter, param))
 
 
 def _response_format(
@@ -105,7 +118,7 @@ def _response_format(
     }.get(response_format.type, ())
     for name in ("json_schema", "schema_", "format", "structures", "triggers"):
         if getattr(response_format, name) is not None and name not in parts:
-            _refuse(
+            raise field_error(
                 f"response_format.{name.rstrip('_')}",
                 f"does not go with type {response_format.type!r}",
             )
@@ -115,10 +128,10 @@ def _response_format(
         case "json_schema":
             schema_format = response_format.json_schema
             if schema_format is None:
-                _refuse(
+                raise field_error(
                     "response_format.json_schema",
                     "is required for type 'json_schema'",
-                    Code.MISSING_REQUIRED_PARAMETER,
+                    code=Code.MISSING_REQUIRED_PARAMETER.word,
                 )
             param = "response_format.json_schema.schema"
             yield _schema(schema_format.schema_, param, lenient=schema_format.strict is False)
@@ -132,47 +145,34 @@ def _structured_outputs(
     outputs: StructuredOutputs, splitter: ControlTokenSplitter, param: str
 ) -> Iterator[Constraint]:
     if outputs.disable_additional_properties:
-        _refuse(
+        raise field_error(
             f"{param}.disable_additional_properties",
             'is not supported; write "additionalProperties": false into the schema',
         )
-    is_json = outputs.json_ is not None or bool(outputs.json_object)
+    anything = {"type": "object"} if outputs.json_object else None
+    schemas = {"json": outputs.json_, "json_object": anything}
+    schemas = {name: schema for name, schema in schemas.items() if schema is not None}
     white_space = _white_space(outputs.whitespace_pattern, f"{param}.whitespace_pattern")
     only_usual_separators = bool(outputs.disable_any_whitespace)
-    if (only_usual_separators or white_space is not None) and not is_json:
+    if (only_usual_separators or white_space is not None) and not schemas:
         is_pattern = outputs.whitespace_pattern is not None
         name = "whitespace_pattern" if is_pattern else "disable_any_whitespace"
-        _refuse(f"{param}.{name}", "is for json only")
-    constraints = []
-    if outputs.json_ is not None:
-        constraints.append(
-            _schema(
-                outputs.json_,
-                f"{param}.json",
-                white_space,
-                only_usual_separators=only_usual_separators,
-            )
+        raise field_error(f"{param}.{name}", "is for json only")
+    others = {kind: getattr(outputs, kind) for kind in dict.fromkeys(_KINDS.values())}
+    others = {kind: value for kind, value in others.items() if value is not None}
+    if not (schemas or others):
+        raise field_error(
+            param, "names no constraint; give json, regex, choice, grammar or structural_tag"
         )
-    if outputs.json_object:
-        name, anything = f"{param}.json_object", {"type": "object"}
-        constraints.append(
-            _schema(anything, name, white_space, only_usual_separators=only_usual_separators)
+    for name, schema in schemas.items():
+        yield _schema(
+            schema,
+            f"{param}.{name}",
+            white_space,
+            only_usual_separators=only_usual_separators,
         )
-    if outputs.regex is not None:
-        constraints.append(Constraint(f"{param}.regex", Regex(outputs.regex)))
-    if outputs.choice is not None:
-        constraints.append(
-            Constraint(f"{param}.choice", choice_of([Literal(text) for text in outputs.choice]))
-        )
-    if outputs.grammar is not None:
-        name = f"{param}.grammar"
-        constraints.append(Constraint(name, grammar_source(outputs.grammar, name)))
-    if outputs.structural_tag is not None:
-        name = f"{param}.structural_tag"
-        constraints.append(Constraint(name, structural_tag(outputs.structural_tag, splitter, name)))
-    if not constraints:
-        _refuse(param, "names no constraint; give json, regex, choice, grammar or structural_tag")
-    yield from constraints
+    for kind, value in others.items():
+        yield _constraint(kind, value, f"{param}.{kind}", splitter)
 
 
 def _schema(
@@ -201,8 +201,4 @@ def _white_space(pattern: str | None, param: str) -> str | None:
     try:
         return None if pattern is None else read_optional(pattern)
     except ValueError as error:
-        _refuse(param, str(error))
-
-
-def _refuse(param: str, what: str, code: Code = Code.INVALID_VALUE) -> NoReturn:
-    raise RequestError(f"{param}: {what}", param=param, code=code.word)
+        raise field_error(param, str(error)) from error

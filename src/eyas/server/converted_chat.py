@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from eyas.core import RequestError
+from eyas.core import RequestError, field_error
 from eyas.server.chat import PreparedChat, prepare_chat
 from eyas.server.codes import Code
 from eyas.server.error_context import Rename, renamed
@@ -53,10 +53,10 @@ def check_conversation(messages: Sequence[PlacedMessage], path: str) -> None:
     path: of the field that they came from. One message less than in a chat: instructions are another.
     """
     if not 0 < len(messages) < MAX_MESSAGES:
-        raise RequestError(
-            f"{path}: makes a conversation of {len(messages)} messages; there must be at least 1 and "
+        raise field_error(
+            path,
+            f"makes a conversation of {len(messages)} messages; there must be at least 1 and "
             f"at most {MAX_MESSAGES - 1}",
-            param=path,
         )
 
 
@@ -64,9 +64,8 @@ def checked_calls(calls: list[ToolCall], path: str) -> list[ToolCall] | None:
     """Return the calls of a message, or None if there are none. RequestError if they are more than a
     chat takes. path: of the message."""
     if len(calls) > MAX_TOOLS:
-        raise RequestError(
-            f"{path}: makes a message with {len(calls)} tool calls; at most {MAX_TOOLS} are read",
-            param=path,
+        raise field_error(
+            path, f"makes a message with {len(calls)} tool calls; at most {MAX_TOOLS} are read"
         )
     return calls or None
 

@@ -6,7 +6,7 @@ has several forms, the error is about the form that was sent. Does not know: whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, ClassVar
 
@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from eyas.core import MAX_CHOICES, MAX_STOP_STRINGS, RequestError
+from eyas.core import MAX_CHOICES, MAX_STOP_STRINGS, field_error
 
 MAX_PROMPTS = MAX_CHOICES
 MAX_PROMPT_TOKENS = 2**20
@@ -72,6 +72,14 @@ def at_most(num_entries: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def refuse_fields(body: BaseModel, remedies: Mapping[str, str]) -> None:
+    """Raise RequestError for a field that is known and not supported, unless it asks for nothing.
+    remedies: what to do instead, by field."""
+    for name, remedy in remedies.items():
+        if getattr(body, name) not in (None, False, []):
+            raise field_error(name, remedy, code="unsupported_parameter")
+
+
 def prompts_in(value: Any, param: str, num_each: int = 1) -> dict[str, str | Sequence[int]]:
     """Return the prompts of a field that has one or a list of them, by their path in the body.
 
@@ -83,10 +91,10 @@ def prompts_in(value: Any, param: str, num_each: int = 1) -> dict[str, str | Seq
         names = [f"{param}[{index}]" for index in range(len(value))]
     num_answers = len(value) * num_each
     if num_answers > MAX_CHOICES:
-        raise RequestError(
-            f"{param}: {len(value)} prompts with n = {num_each} make {num_answers} answers; at most "
+        raise field_error(
+            param,
+            f"{len(value)} prompts with n = {num_each} make {num_answers} answers; at most "
             f"{MAX_CHOICES} at a time",
-            param=param,
         )
     return dict(zip(names, value, strict=True))
 
@@ -94,13 +102,13 @@ def prompts_in(value: Any, param: str, num_each: int = 1) -> dict[str, str | Seq
 def by_form(message: str) -> Discriminator:
     """Return a discriminator of unions of a text, a list and an object. message: what the field must
     be."""
-    return Discriminator(_tag_of_form, custom_error_type="form", custom_error_message=message)
+    return by_tag(_tag_of_form, message)
 
 
 def by_first_item(message: str) -> Discriminator:
     """Return a discriminator of lists by the type of their first item. message: what the field must
     be."""
-    return Discriminator(_tag_of_first_item, custom_error_type="form", custom_error_message=message)
+    return by_tag(_tag_of_first_item, message)
 
 
 def by_type_field(tags: dict[str, str], message: str) -> Discriminator:
@@ -110,7 +118,7 @@ def by_type_field(tags: dict[str, str], message: str) -> Discriminator:
         type_name = value.get("type") if isinstance(value, dict) else None
         return tags.get(type_name) if isinstance(type_name, str) else None
 
-    return Discriminator(tag_of, custom_error_type="form", custom_error_message=message)
+    return by_tag(tag_of, message)
 
 
 def by_tag(tag_of: Callable[[Any], str | None], message: str) -> Discriminator:

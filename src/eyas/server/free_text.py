@@ -105,12 +105,11 @@ class FreeTextBuilder:
             case Concat(parts) if not _repeats_free_text(parts[-2]):
                 return concat([*parts[:-1], self.with_end(parts[-1], ends, path)])
             case Choice(options):
-                return Choice(
-                    tuple(self._with_end_everywhere(each, ends, path) for each in options)
-                )
+                return Choice(tuple(self.ended(each, ends, path) for each in options))
         raise self.no_end_error(path)
 
-    def _with_end_everywhere(self, node: Node, ends: list[str], path: str) -> Node:
+    def ended(self, node: Node, ends: list[str], path: str) -> Node:
+        """Return the node followed by one of `ends`, which ends its final free text if it has one."""
         if has_open_end(node):
             return self.with_end(node, ends, path)
         return concat([node, choice_of([concat(self._splitter.split(end)) for end in ends])])

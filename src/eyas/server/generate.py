@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
+from eyas.core import Delta, Request, SamplingParams, TokenLogprob, field_error
 from eyas.peers.sampling import DEFAULT_MAX_TOKENS, NAMES, SHARED, errors_with_sglang_names
 from eyas.server.constraints import constrained_output, constraint_of
 from eyas.server.fields import prompts_in
@@ -37,15 +37,14 @@ def generate_requests(
     honoured."""
     check_alternatives(body, processor.max_top_logprobs, "top_logprobs_num")
     if (body.text is None) == (body.input_ids is None):
-        raise RequestError("text: give either text or input_ids", param="text")
+        raise field_error("text", "give either text or input_ids")
     if body.top_logprobs_num and not body.return_logprob:
-        raise RequestError("top_logprobs_num: needs return_logprob: true", param="top_logprobs_num")
+        raise field_error("top_logprobs_num", "needs return_logprob: true")
     sampling_fields = body.sampling_params or GenerateParams()
     start = _scored_from(body)
     if start is not None and body.stream:
-        raise RequestError(
-            "logprob_start_len: log-probabilities of the prompt are not for stream: true; send -1",
-            param="logprob_start_len",
+        raise field_error(
+            "logprob_start_len", "log-probabilities of the prompt are not for stream: true; send -1"
         )
     param = "input_ids" if body.text is None else "text"
     prompts = prompts_in(getattr(body, param), param, sampling_fields.n or 1)
@@ -57,9 +56,9 @@ def generate_requests(
         requests = processor.make_requests(prompts, params, output, request_id, cache_salt)
     shortest = min(len(request.prompt_token_ids) for request in requests)
     if start is not None and start >= shortest:
-        raise RequestError(
-            f"logprob_start_len: is the index of a prompt token, below the {shortest} of the prompt",
-            param="logprob_start_len",
+        raise field_error(
+            "logprob_start_len",
+            f"is the index of a prompt token, below the {shortest} of the prompt",
         )
     return requests
 
@@ -74,10 +73,10 @@ def _params(
     limit = fields.pop("max_tokens")
     scores_prompt = _scored_from(body) is not None
     if limit == 0 and not scores_prompt:
-        raise RequestError(
-            f"{_PREFIX}max_new_tokens: must be at least 1, but where logprob_start_len asks for the "
+        raise field_error(
+            f"{_PREFIX}max_new_tokens",
+            "must be at least 1, but where logprob_start_len asks for the "
             "prompt's log-probabilities",
-            param=f"{_PREFIX}max_new_tokens",
         )
     num_top = (body.top_logprobs_num or 0) if body.return_logprob else None
     return sampling_params(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from eyas.config import Role
-from eyas.core import KVHandle, Request, RequestError
+from eyas.core import KVHandle, Request, field_error
 from eyas.server.bootstrap import MAX_HOST_CHARS, ROOM, has_room, rooms_of
 from eyas.server.formats import ChoiceOutput
 from eyas.server.request_models import ChatBody, CompletionFields
@@ -36,7 +36,7 @@ def prompt_alone(body: Body, role: Role) -> Body:
     if not (offers or (has_room(body) and role == "prefill")):
         return body
     if offers and body.stream:
-        raise _error(f"{FIELD}: do_remote_decode is not for stream: true")
+        raise field_error(FIELD, "do_remote_decode is not for stream: true")
     changes: dict[str, Any] = {"n": 1, "max_tokens": 1, "min_tokens": None}
     if isinstance(body, ChatBody):
         changes["max_completion_tokens"] = None
@@ -51,12 +51,12 @@ def hand_over(body: CompletionFields, requests: Sequence[Request], role: Role) -
     offers, takes = (_flag(body, name) for name in FLAGS)
     if not (offers or takes):
         if body.kv_transfer_params and body.kv_transfer_params.keys().isdisjoint(FLAGS):
-            raise _error(f"{FIELD}: has neither {' nor '.join(FLAGS)}; leave it out")
+            raise field_error(FIELD, f"has neither {' nor '.join(FLAGS)}; leave it out")
         return
     if offers and takes:
-        raise _error(f"{FIELD}: give either do_remote_decode or do_remote_prefill")
+        raise field_error(FIELD, "give either do_remote_decode or do_remote_prefill")
     if len(requests) > 1:
-        raise _error(f"{FIELD}: is for one prompt; send a request for each")
+        raise field_error(FIELD, "is for one prompt; send a request for each")
     request = requests[0]
     request.offers_kv = offers
     if takes:
@@ -67,11 +67,11 @@ def hand_over(body: CompletionFields, requests: Sequence[Request], role: Role) -
 def _meet(body: CompletionFields, requests: Sequence[Request], role: Role) -> None:
     """Let requests offer their prompts in a router's rooms, or take them over there."""
     if body.kv_transfer_params is not None:
-        raise RequestError(f"{ROOM}: give either {ROOM} or {FIELD}", param=ROOM)
+        raise field_error(ROOM, f"give either {ROOM} or {FIELD}")
     if role == "both":
-        raise RequestError(
-            f"{ROOM}: is for servers that were started with --role prefill or --role decode",
-            param=ROOM,
+        raise field_error(
+            ROOM,
+            "is for servers that were started with --role prefill or --role decode",
             code="kv_handle_invalid",
         )
     for request, room in zip(requests, rooms_of(body, len(requests)), strict=True):
@@ -108,7 +108,7 @@ def transfer_fields(choices: Sequence[ChoiceOutput]) -> dict[str, Any]:
 def _flag(body: CompletionFields, name: str) -> bool:
     value = (body.kv_transfer_params or {}).get(name)
     if value is not None and not isinstance(value, bool):
-        raise _error(f"{FIELD}: {name} must be true or false")
+        raise field_error(FIELD, f"{name} must be true or false")
     return bool(value)
 
 
@@ -116,22 +116,24 @@ def _handle(fields: dict[str, Any]) -> KVHandle:
     """Return the handle of the prompt that a decode server is to take over."""
     port = fields.get("remote_port")
     if type(port) is not int or not 0 < port < 65536:
-        raise _error(f"{FIELD}: remote_port must be a port of the prefill server")
+        raise field_error(FIELD, "remote_port must be a port of the prefill server")
     texts = {
         name: fields.get(name) for name in ("remote_engine_id", "remote_host", "remote_request_id")
     }
     for name, text in texts.items():
         limit = MAX_HOST_CHARS if name == "remote_host" else MAX_KEY_CHARS
         if not isinstance(text, str) or not 0 < len(text) <= limit:
-            raise _error(
-                f"{FIELD}: {name} must be a text of at most {limit} characters; send the "
-                "kv_transfer_params of the prefill server's answer unchanged"
+            raise field_error(
+                FIELD,
+                f"{name} must be a text of at most {limit} characters; send the "
+                "kv_transfer_params of the prefill server's answer unchanged",
             )
     # It is sent to a port that the request names: no other server must find a command in it.
     if not KEY.fullmatch(str(texts["remote_request_id"])):
-        raise _error(
-            f"{FIELD}: remote_request_id must be the one of the prefill server's answer, 32 "
-            "hexadecimal digits"
+        raise field_error(
+            FIELD,
+            "remote_request_id must be the one of the prefill server's answer, 32 "
+            "hexadecimal digits",
         )
     return KVHandle(
         engine_id=str(texts["remote_engine_id"]),
@@ -139,7 +141,3 @@ def _handle(fields: dict[str, Any]) -> KVHandle:
         port=port,
         key=str(texts["remote_request_id"]),
     )
-
-
-def _error(message: str) -> RequestError:
-    return RequestError(message, param=FIELD)

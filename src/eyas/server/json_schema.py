@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.grammar import Json
 from eyas.schemas import json_node
 from eyas.server.json_text import json_object
@@ -22,7 +22,5 @@ def schema_node(value: Any, param: str, *, lenient: bool = False) -> Json:
     if isinstance(value, str):
         value = json_object(value, param)
     if not isinstance(value, dict):
-        raise RequestError(
-            f"{param}: must be a JSON schema: an object, or an object's JSON text", param=param
-        )
+        raise field_error(param, "must be a JSON schema: an object, or an object's JSON text")
     return json_node(value, param=param, lenient=lenient)

@@ -15,7 +15,6 @@ import logging
 import os
 import resource
 import socket
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -29,10 +28,11 @@ from eyas.children import freeze_loaded
 from eyas.config import EngineConfig
 from eyas.core import DraftCounts
 from eyas.server.app import create_app
-from eyas.server.client import EngineClient, EngineProcess, num_used_slots
+from eyas.server.client import EngineClient, EngineProcess
 from eyas.server.http_protocol import BoundedProtocol, Connections
 from eyas.server.listening import Server
 from eyas.server.options import ServerOptions
+from eyas.server.restarts import RestartPolicy
 from eyas.server.service import Service
 from eyas.server.socket_file import SocketFile
 from eyas.server.start_choices import as_fields, as_table, server_choices
@@ -65,30 +65,24 @@ def serve(
     logs.configure(options.log_level, options.log_format)
     for note in options.notes:
         log.info("%s", note)
-    if options.uds is not None:
-        with SocketFile(options.uds) as listener:
-            return asyncio.run(
-                _serve(config, fit_to_open_files(options), listener, command, traces)
-            )
+    host, port = options.host, options.port
     try:
-        listener = _listen(options.host, options.port)
+        opened = _listen(host, port) if options.uds is None else SocketFile(options.uds)
     except OSError as error:
-        log.error(
-            "cannot listen on %s:%d: %s; choose another --host or --port",
-            options.host,
-            options.port,
-            error.strerror,
-        )
+        reason = error.strerror
+        log.error("cannot listen on %s:%d: %s; choose another --host or --port", host, port, reason)
         return 1
-    if not (options.api_keys or options.allow_no_key) and is_reached_by_others(listener):
-        log.warning(
-            "%s:%d is open without a key to everybody who can reach this machine: they can use the "
-            "model, fill its queue and read /metrics. Set --api-key-file, or listen on 127.0.0.1; "
-            "--allow-no-key silences this warning, if a firewall or proxy restricts access",
-            options.host,
-            listener.getsockname()[1],
-        )
-    return asyncio.run(_serve(config, fit_to_open_files(options), listener, command, traces))
+    with opened as listener:
+        if not (options.api_keys or options.allow_no_key) and is_reached_by_others(listener):
+            log.warning(
+                "%s:%d is open without a key to everybody who can reach this machine: they can use "
+                "the model, fill its queue and read /metrics. Set --api-key-file, or listen on "
+                "127.0.0.1; --allow-no-key silences this warning, if a firewall or proxy restricts "
+                "access",
+                host,
+                listener.getsockname()[1],
+            )
+        return asyncio.run(_serve(config, fit_to_open_files(options), listener, command, traces))
 
 
 def _traces(endpoint: str) -> Traces:
@@ -191,7 +185,7 @@ def new_supervisor(
             log_format=options.log_format,
             command=command,
         ),
-        max_restarts=options.max_restarts,
+        RestartPolicy(options.max_restarts),
     )
 
 
@@ -241,9 +235,7 @@ async def _serve(
             status = 1
             log.error("%s", reason)
         service.end_start()
-        deadline = time.monotonic() + SHUTDOWN_SECONDS
-        while service.num_running and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        await service.wait_for_answers(SHUTDOWN_SECONDS)
         server.should_exit = True
 
     url = _url_of(listener)
@@ -289,14 +281,13 @@ async def _log_throughput(client: EngineClient) -> None:
         num_output = stats.num_output_tokens - before.num_output_tokens
         num_prompt = stats.num_prompt_tokens - before.num_prompt_tokens
         if num_output or num_prompt or stats.num_running:
-            used = num_used_slots(stats)
             log.info(
                 "running %d, waiting %d, output %.1f tokens/s, prompt %.1f tokens/s, cache %.0f %%%s",
                 stats.num_running,
                 stats.num_waiting,
                 num_output / REPORT_SECONDS,
                 num_prompt / REPORT_SECONDS,
-                100 * used / max(1, stats.num_slots),
+                100 * stats.cache_usage,
                 draft_statistics(before.drafts, stats.drafts),
             )
         before = stats
@@ -325,6 +316,4 @@ def _url_of(listener: socket.socket) -> str:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=2048)
-    listener.setblocking(False)
-    return listener
+    return socket.create_server((host, port), family=family, backlog=2048)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.server.chat import PreparedChat
-from eyas.server.codes import Code
 from eyas.server.converted_chat import (
     PlacedMessage,
     check_conversation,
@@ -20,6 +19,7 @@ from eyas.server.converted_chat import (
     prepare_converted_chat,
 )
 from eyas.server.error_context import by_prefix
+from eyas.server.fields import refuse_fields
 from eyas.server.messages_input import placed_text, placed_turns
 from eyas.server.messages_models import CountTokensBody, MessagesBody, Thinking, ToolChoice
 from eyas.server.request_models import (
@@ -76,9 +76,8 @@ def prepare_messages(
     check_conversation(messages, "messages")
     if messages[-1].message.tool_calls:
         path = messages[-1].path
-        raise RequestError(
-            f"{path}: the last message calls tools; add a message of the user with their results",
-            param=path,
+        raise field_error(
+            path, "the last message calls tools; add a message of the user with their results"
         )
     if body.system is not None:
         messages = [placed_text("system", body.system, "system", "system"), *messages]
@@ -94,20 +93,15 @@ def prepare_messages(
 
 def _check(body: CountTokensBody) -> None:
     """Raise RequestError for fields that are known but not supported, or do not go together."""
-    for name, remedy in _UNSUPPORTED.items():
-        if getattr(body, name) not in (None, []):
-            code = Code.UNSUPPORTED_PARAMETER.word
-            raise RequestError(f"{name}: {remedy}", param=name, code=code)
+    refuse_fields(body, _UNSUPPORTED)
     choice, thinking = body.tool_choice, body.thinking
     if choice is not None and (choice.name is None) == (choice.type == "tool"):
-        raise RequestError(
-            "tool_choice.name: is required for type 'tool', and does not go with other types",
-            param="tool_choice.name",
+        raise field_error(
+            "tool_choice.name", "is required for type 'tool', and does not go with other types"
         )
     if thinking is not None and thinking.budget_tokens and thinking.type != "enabled":
-        raise RequestError(
-            f"thinking.budget_tokens: does not go with type {thinking.type!r}; send 'enabled'",
-            param="thinking.budget_tokens",
+        raise field_error(
+            "thinking.budget_tokens", f"does not go with type {thinking.type!r}; send 'enabled'"
         )
 
 

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from eyas.config import KVEventsConfig
 from eyas.core import DraftCounts
 from eyas.schemas import PREPARED
-from eyas.server.client import EngineHealth, num_used_slots
+from eyas.server.client import EngineHealth
 from eyas.server.metrics_format import PREFIX, AliasedCollector, MetricsNames, render_metrics
 from eyas.wire import NodeCounts
 
@@ -133,13 +133,12 @@ class _EngineCollector(Collector):
 def _gauges(health: EngineHealth) -> dict[str, tuple[str, float]]:
     """Return the text and the value of each gauge, by name."""
     stats = health.stats
-    used = num_used_slots(stats)
     return {
         "num_requests_running": ("Choices in the running batch", stats.num_running),
         "num_requests_waiting": ("Choices waiting to be scheduled", stats.num_waiting),
         "kv_cache_usage_perc": (
             "Share of cache slots held by running choices; 1 is full",
-            used / stats.num_slots if stats.num_slots else 0.0,
+            stats.cache_usage,
         ),
         "kv_cache_slots": ("Cache slots", stats.num_slots),
         "kv_cache_prefix_slots": (

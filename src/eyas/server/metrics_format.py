@@ -14,7 +14,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from eyas.server.client import num_used_slots
 from eyas.wire import EngineStats
 
 MetricsNames = Literal["eyas", "vllm", "sglang"]
@@ -95,13 +94,10 @@ def _ratios(stats: EngineStats) -> dict[str, tuple[str, float]]:
     start."""
     num_drafts = stats.drafts.num_drafts
     return {
-        "num_used_tokens": (
-            "Cache slots held by running choices",
-            num_used_slots(stats),
-        ),
+        "num_used_tokens": ("Cache slots held by running choices", stats.num_used_slots),
         "cache_hit_rate": (
             "Share of the prompts' tokens that were found in the cache, since the start",
-            stats.num_prefix_hit_tokens / max(1, stats.num_prefix_query_tokens),
+            stats.prefix_hit_rate,
         ),
         "spec_accept_length": (
             "Mean tokens of a step with a draft, since the start",

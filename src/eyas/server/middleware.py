@@ -2,11 +2,11 @@
 
 Promises: denies by default: with keys, every route except the probes and the files of the server's own
 page, which hold no secret, needs one; without keys, a web page's request must come from this server's
-or a configured origin. Answers to pages of configured
-origins, errors included, have CORS headers. Every answer has a request id. While the server drains,
-only probes and scrapes are accepted. A request counts against the limit once its body has arrived.
-Any exception becomes a 500 in the route's shape and a line in the log. A record of every request is
-reported when it has ended. Does not know: routes, who reads the records.
+or a configured origin. Answers to pages of configured origins, errors included, have CORS headers.
+Every answer has a request id. While the server drains, only probes and scrapes are accepted. A request
+counts against the limit once its body has arrived. Any exception becomes a 500 in the route's shape
+and a line in the log. A record of every request is reported when it has ended. Does not know: routes,
+who reads the records.
 """
 
 from __future__ import annotations

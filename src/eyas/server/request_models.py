@@ -39,23 +39,20 @@ MAX_TOOLS = 512
 MAX_TRANSFER_FIELDS = 64
 
 
-def _check_stream_options(options: dict[str, Any]) -> dict[str, Any]:
-    unknown = set(options) - {"include_usage", "include_obfuscation", "continuous_usage_stats"}
-    if unknown:
-        raise ValueError(f"{min(unknown)[:MAX_NAME_CHARS]!r} is not supported")
-    if not all(value is None or isinstance(value, bool) for value in options.values()):
-        raise ValueError("must be true or false")
-    if options.get("continuous_usage_stats") and not options.get("include_usage"):
-        raise ValueError("continuous_usage_stats needs include_usage: true")
-    return options
-
-
 def _only_neutral(penalty: float) -> float:
     if penalty != 1:
         raise ValueError(
             "must be 1, which does nothing: it is for beam search, which is not served"
         )
     return penalty
+
+
+class StreamOptions(StrictModel):
+    """include_obfuscation: accepted, and nothing is padded."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SchemaFormat(StrictModel):
@@ -149,7 +146,7 @@ class CompletionFields(SamplingFields, AnswerFields):
 
     response_format: ResponseFormat | None = None
 
-    stream_options: Annotated[dict[str, Any], AfterValidator(_check_stream_options)] | None = None
+    stream_options: StreamOptions | None = None
     seed: Seed | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
@@ -310,15 +307,22 @@ class Prediction(StrictModel):
     content: Content
 
 
-class ChatBody(CompletionFields):
+class ConversationFields(StrictModel):
+    """What a conversation's prompt depends on, besides its messages."""
+
+    tools: Tools | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class ChatBody(CompletionFields, ConversationFields):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Tools | None = None
     tool_choice: Annotated[Any, AfterValidator(_parse_tool_choice)] = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
     reasoning_effort: Effort | None = None
     max_reasoning_tokens: Count | None = None
     max_draft_nodes: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
@@ -328,8 +332,6 @@ class ChatBody(CompletionFields):
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
     stream_reasoning: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     verbosity: Literal["medium"] | None = None
     prediction: Prediction | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
@@ -367,15 +369,11 @@ class GenerateBody(AnswerFields):
     rid: Name | None = None
 
 
-class TokenizeBody(StrictModel):
+class TokenizeBody(ConversationFields):
     model: Name | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
     messages: Messages | None = None
-    tools: Tools | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.server.converted_chat import PlacedMessage, checked_calls
 from eyas.server.request_models import FunctionCall, Message, RefusalPart, ToolCall
 from eyas.server.response_models import (
@@ -65,10 +65,10 @@ class _Answer:
         if isinstance(item, ReasoningItem):
             parts = item.content or item.summary or ()
             if item.encrypted_content and not parts:
-                raise RequestError(
-                    f"{path}.encrypted_content: reasoning of another server cannot be read; leave "
+                raise field_error(
+                    f"{path}.encrypted_content",
+                    "reasoning of another server cannot be read; leave "
                     "out the item, or send its content",
-                    param=f"{path}.encrypted_content",
                 )
             self._reasoning += [part.text for part in parts]
         elif isinstance(item, FunctionCallItem):

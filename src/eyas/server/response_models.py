@@ -242,12 +242,10 @@ class ReasoningSettings(StrictModel):
     generate_summary: Literal["auto"] | None = None
 
 
-def _check_stream_options(options: dict[str, Any]) -> dict[str, Any]:
-    if unknown := set(options) - {"include_obfuscation"}:
-        raise ValueError(f"{min(unknown)[:MAX_NAME_CHARS]!r} is not supported")
-    if not all(value is None or isinstance(value, bool) for value in options.values()):
-        raise ValueError("must be true or false")
-    return options
+class ResponseStreamOptions(StrictModel):
+    """include_obfuscation: accepted, and nothing is padded."""
+
+    include_obfuscation: bool | None = None
 
 
 Metadata = Annotated[
@@ -275,7 +273,7 @@ class ResponseBody(SamplingFields, AnswerFields):
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    stream_options: Annotated[dict[str, Any], AfterValidator(_check_stream_options)] | None = None
+    stream_options: ResponseStreamOptions | None = None
     return_draft_details: bool | None = None
 
     seed: Seed | None = None

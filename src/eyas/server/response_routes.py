@@ -13,11 +13,10 @@ from pydantic import TypeAdapter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.server.answering import AnswerRequest, Translation
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
-from eyas.server.response_format import ResponseFormat
 from eyas.server.response_input import placed_messages
 from eyas.server.response_models import InputItem, ResponseBody
 from eyas.server.response_store import StoredResponse
@@ -26,6 +25,7 @@ from eyas.server.responses import (
     encode_conversation,
     prepare_response,
 )
+from eyas.server.responses_format import ResponsesFormat
 from eyas.server.service import Service
 from eyas.server.sse import ChunkedJsonResponse, json_response
 from eyas.text import require_tokenizer
@@ -51,7 +51,7 @@ class ResponseRoutes:
                 stored = StoredResponse(written, _continued(prepared, items))
                 self._service.response_store.put(owner, asked.id, stored)
 
-        answer_format = ResponseFormat(
+        answer_format = ResponsesFormat(
             require_tokenizer(asked.processor.tokenizer, "input"),
             asked.id,
             asked.model,
@@ -88,9 +88,9 @@ class ResponseRoutes:
     def _is_stored(self, body: ResponseBody) -> bool:
         is_on = self._service.response_store.is_on
         if body.store and not is_on:
-            raise RequestError(
-                "store: this server stores no responses (--response-store 0); send false",
-                param="store",
+            raise field_error(
+                "store",
+                "this server stores no responses (--response-store 0); send false",
                 code=Code.UNSUPPORTED_PARAMETER.word,
             )
         return is_on and body.store is not False

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from eyas.core import RequestError
+from eyas.core import RequestError, field_error
 from eyas.server.chat import PreparedChat
 from eyas.server.codes import Code
 from eyas.server.converted_chat import (
@@ -25,6 +25,7 @@ from eyas.server.converted_chat import (
 )
 from eyas.server.error_context import by_prefix
 from eyas.server.errors import ApiError
+from eyas.server.fields import refuse_fields
 from eyas.server.request_models import (
     AllowedToolChoice,
     AllowedTools,
@@ -85,16 +86,13 @@ def field_name(path: str) -> str:
     return by_prefix(path, _RENAMED)
 
 
-def check_response(body: ResponseBody) -> None:
+def _check(body: ResponseBody) -> None:
     """Raise RequestError for fields that are known but not supported, or do not go together."""
-    for name, remedy in _UNSUPPORTED.items():
-        if getattr(body, name) not in (None, False):
-            code = Code.UNSUPPORTED_PARAMETER.word
-            raise RequestError(f"{name}: {remedy}", param=name, code=code)
+    refuse_fields(body, _UNSUPPORTED)
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
-        raise RequestError(f"top_logprobs: needs include: [{LOGPROBS!r}]", param="top_logprobs")
+        raise field_error("top_logprobs", f"needs include: [{LOGPROBS!r}]")
     if body.stream_options is not None and not body.stream:
-        raise RequestError("stream_options: is for stream: true only", param="stream_options")
+        raise field_error("stream_options", "is for stream: true only")
     if (text_format := body.text.format if body.text else None) is not None:
         _check_format(text_format)
 
@@ -112,7 +110,7 @@ def prepare_response(
     there is none. ApiError names the field that cannot be honoured.
     """
     try:
-        check_response(body)
+        _check(body)
         conversation = [
             *(_earlier(message) for message in _decode_conversation(history)),
             *placed_messages(body.input, "input"),
@@ -238,12 +236,10 @@ def _check_format(text_format: TextFormat) -> None:
         param = f"text.format.{name.rstrip('_')}"
         is_given = getattr(text_format, name) is not None
         if is_given and not is_schema:
-            raise RequestError(f"{param}: does not go with type {text_format.type!r}", param=param)
+            raise field_error(param, f"does not go with type {text_format.type!r}")
         if is_schema and not is_given and name in ("name", "schema_"):
             code = Code.MISSING_REQUIRED_PARAMETER.word
-            raise RequestError(
-                f"{param}: is required for type 'json_schema'", param=param, code=code
-            )
+            raise field_error(param, "is required for type 'json_schema'", code=code)
 
 
 def _response_format(text_format: TextFormat | None) -> ResponseFormat | None:

@@ -11,7 +11,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from eyas.core import RequestError, SamplingParams
+from eyas.core import SamplingParams, field_error
+from eyas.server.fields import refuse_fields
 from eyas.server.request_models import CompletionFields
 
 SEED_BITS = 53
@@ -22,27 +23,25 @@ _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # no two texts for one id
 def refuse_unsupported(body: CompletionFields) -> None:
     """Raise RequestError for fields that are known but not supported, or do not go together."""
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise RequestError(
-            "best_of: is not supported; leave it out, and ask for n answers",
-            param="best_of",
+        raise field_error(
+            "best_of",
+            "is not supported; leave it out, and ask for n answers",
             code="unsupported_parameter",
         )
-    if body.use_beam_search not in (None, False):
-        raise RequestError(
-            "use_beam_search: is not supported",
-            param="use_beam_search",
-            code="unsupported_parameter",
-        )
+    refuse_fields(body, {"use_beam_search": "is not supported"})
     if body.stream_options is not None and not body.stream:
-        raise RequestError("stream_options: is for stream: true only", param="stream_options")
+        raise field_error("stream_options", "is for stream: true only")
+    if includes_usage_so_far(body) and not includes_usage(body):
+        param = "stream_options.continuous_usage_stats"
+        raise field_error(param, "needs include_usage: true")
     if body.return_draft_details and body.stream and not includes_usage(body):
-        raise RequestError(
-            "return_draft_details: is part of usage; with stream: true send stream_options: "
+        raise field_error(
+            "return_draft_details",
+            "is part of usage; with stream: true send stream_options: "
             '{"include_usage": true} as well',
-            param="return_draft_details",
         )
     if body.prompt_logprobs is not None and body.stream:
-        raise RequestError("prompt_logprobs: is not for stream: true", param="prompt_logprobs")
+        raise field_error("prompt_logprobs", "is not for stream: true")
 
 
 def check_alternatives(body: Any, limit: int, *names: str) -> None:
@@ -53,21 +52,21 @@ def check_alternatives(body: Any, limit: int, *names: str) -> None:
     for name in names:
         num_alternatives = getattr(body, name)
         if num_alternatives is not None and num_alternatives > limit:
-            raise RequestError(
-                f"{name}: this server gives the log-probabilities of at most {limit} alternatives to a "
+            raise field_error(
+                name,
+                f"this server gives the log-probabilities of at most {limit} alternatives to a "
                 "token (--max-logprobs); ask for fewer",
-                param=name,
             )
 
 
 def includes_usage(body: CompletionFields) -> bool:
     """Whether a stream ends with a chunk of usage."""
-    return bool((body.stream_options or {}).get("include_usage"))
+    return bool(body.stream_options and body.stream_options.include_usage)
 
 
 def includes_usage_so_far(body: CompletionFields) -> bool:
     """Whether each chunk of a stream has the usage up to it."""
-    return bool((body.stream_options or {}).get("continuous_usage_stats"))
+    return bool(body.stream_options and body.stream_options.continuous_usage_stats)
 
 
 def sampling_params(
@@ -119,6 +118,6 @@ def _logit_bias(entries: Mapping[str, float]) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in entries.items():
         if not _TOKEN_ID.fullmatch(key):
-            raise RequestError("logit_bias: keys must be token ids", param="logit_bias")
+            raise field_error("logit_bias", "keys must be token ids")
         bias[int(key)] = float(value)
     return bias

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import eyas
-from eyas.server.client import num_used_slots
 from eyas.server.service import Service
 from eyas.wire import EngineStats
 
@@ -69,7 +68,7 @@ def load(service: Service) -> list[dict[str, Any]]:
             "num_reqs": stats.num_running + stats.num_waiting,
             "num_running_reqs": stats.num_running,
             "num_waiting_reqs": stats.num_waiting,
-            "num_tokens": num_used_slots(stats),
+            "num_tokens": stats.num_used_slots,
         }
     ]
 
@@ -87,8 +86,8 @@ def loads(service: Service) -> dict[str, Any]:
         "num_used_tokens": entry["num_tokens"],
         "max_total_num_tokens": stats.num_slots,
         "max_running_requests": most,
-        "token_usage": num_used_slots(stats) / max(1, stats.num_slots),
-        "cache_hit_rate": stats.num_prefix_hit_tokens / max(1, stats.num_prefix_query_tokens),
+        "token_usage": stats.cache_usage,
+        "cache_hit_rate": stats.prefix_hit_rate,
         "utilization": stats.num_running / most,
     }
     return {

@@ -32,6 +32,8 @@ from eyas.server.thread_pool import FairThreadPool
 log = logging.getLogger("eyas.server")
 
 MAX_WAITING_FOR_START = 256
+ABORT_SECONDS = 2.0
+"""How long aborted answers may take to end."""
 
 
 class Service:
@@ -219,15 +221,17 @@ class Service:
         """Accept no new work, wait `drain_seconds` for running answers, then abort the rest."""
         self.is_draining = True
         self.end_start()
-        deadline = time.monotonic() + self.options.drain_seconds
-        while self._running and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        await self.wait_for_answers(self.options.drain_seconds)
         if self._running:
             log.warning("%d answers did not finish in time and are ended", len(self._running))
         for request_ids in list(self._running.values()):
             for request_id in request_ids:
                 await self.client.abort(request_id)
-        deadline = time.monotonic() + 2
+        await self.wait_for_answers(ABORT_SECONDS)
+
+    async def wait_for_answers(self, seconds: float) -> None:
+        """Wait until no answer runs, at most `seconds`."""
+        deadline = time.monotonic() + seconds
         while self._running and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 

@@ -101,7 +101,6 @@ class SocketFile:
         status = os.lstat(self._path)
         self._created = (status.st_dev, status.st_ino)
         listener.listen(2048)
-        listener.setblocking(False)
         return listener
 
     def _close(self) -> None:

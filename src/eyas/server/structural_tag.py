@@ -8,11 +8,12 @@ Does not know: which field holds the tag, dialects, backends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from eyas.core import GrammarError, GrammarFault
-from eyas.grammar import Choice, Concat, FreeText, Node, Regex, Repeat
+from eyas.grammar import Choice, Concat, FreeText, Marker, Node, Regex, Repeat
 from eyas.schemas import grammar_source
 from eyas.server.free_text import (
     ControlTokenSplitter,
@@ -90,10 +91,14 @@ class _FormatReader:
                 f"{path}.type", f"{str(name)[:64]!r} is not supported", "unsupported"
             )
         node = read(self, fields, path, depth + 1)
-        if fields:
-            option = sorted(map(str, fields))[0][:64]
-            raise self.error_at(f"{path}.{option}", f"is not supported in {name}", "unsupported")
+        self._refuse_options(fields, path, name)
         return node
+
+    def _refuse_options(self, left: dict[str, Any], path: str, kind: str) -> None:
+        """Raise GrammarError if a format of this type has options that were not read."""
+        if left:
+            option = min(map(str, left))[:64]
+            raise self.error_at(f"{path}.{option}", f"is not supported in {kind}", "unsupported")
 
     def legacy_tag(self, value: Any, path: str) -> dict[str, Any]:
         if not isinstance(value, dict) or set(value) != {"begin", "schema", "end"}:
@@ -150,10 +155,14 @@ class _FormatReader:
     def _grammar(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         return grammar_source(self._text(fields, "grammar", path), self._param)
 
+    def _excluded(self, fields: dict[str, Any], path: str) -> tuple[Marker, ...]:
+        self._drop_ineffective(fields, excludes=[])
+        texts = self._texts(fields, "excludes", path) if "excludes" in fields else []
+        return tuple(map(self._free_text.marker, texts))
+
     def _any_text(self, fields: dict[str, Any], path: str, depth: int) -> Node:
-        self._drop_ineffective(fields, max_tokens=None, max_chars=None, excludes=[])
-        without = self._texts(fields, "excludes", path) if "excludes" in fields else []
-        return FreeText(without=tuple(self._free_text.marker(text) for text in without))
+        self._drop_ineffective(fields, max_tokens=None, max_chars=None)
+        return FreeText(without=self._excluded(fields, path))
 
     def _sequence(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         items = self.list_of(fields, "elements", path)
@@ -185,15 +194,6 @@ class _FormatReader:
             raise self._free_text.no_end_error(path)
         return Repeat(part, minimum, maximum)
 
-    def _optional(self, fields: dict[str, Any], path: str, depth: int) -> Node:
-        return self._repeat_of(fields, path, depth, 0, 1)
-
-    def _plus(self, fields: dict[str, Any], path: str, depth: int) -> Node:
-        return self._repeat_of(fields, path, depth, 1, None)
-
-    def _star(self, fields: dict[str, Any], path: str, depth: int) -> Node:
-        return self._repeat_of(fields, path, depth, 0, None)
-
     def _repeat(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         minimum, maximum = fields.pop("min", None), fields.pop("max", None)
         if type(minimum) is not int or type(maximum) is not int or not 0 <= minimum <= MAX_REPEATS:
@@ -213,34 +213,23 @@ class _FormatReader:
             ends = [fields.pop("end")]
         else:
             ends = self._texts(fields, "end", path)
-        if has_open_end(content) and ends != [""]:
-            content = self._free_text.with_end(content, ends, path)
-        else:
-            content = concat(
-                [content, choice_of([concat(self._splitter.split(end)) for end in ends])]
-            )
+        if ends != [""]:
+            content = self._free_text.ended(content, ends, path)
         return concat([*self._splitter.split(begin), content])
 
     def _triggered_tags(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         triggers = self._texts(fields, "triggers", path)
         at_least_one = self._flag(fields, "at_least_one", path)
         stop_after_first = self._flag(fields, "stop_after_first", path)
-        self._drop_ineffective(fields, excludes=[])
-        excluded = self._texts(fields, "excludes", path) if "excludes" in fields else []
-        without = tuple(self._free_text.marker(text) for text in excluded)
+        without = self._excluded(fields, path)
         tags_of: dict[str, list[Node]] = {trigger: [] for trigger in triggers}
-        for index, tag in enumerate(self.list_of(fields, "tags", path)):
-            at = f"{path}.{self._tags}[{index}]"
-            tag = self._tag_fields(tag, at)
+        for at, tag in self._tags_in(fields, path):
             begin = self._text(dict(tag), "begin", at)
             matching = [trigger for trigger in triggers if begin.startswith(trigger)]
             if len(matching) != 1:
                 raise self.error_at(f"{at}.begin", "must start with exactly one of the triggers")
             node = self._tag_after(tag, at, depth + 1, matching[0])
-            if tag:
-                raise self.error_at(
-                    f"{at}.{sorted(map(str, tag))[0][:64]}", "is not supported in tag"
-                )
+            self._refuse_options(tag, at, "tag")
             if has_open_end(node):
                 raise self._free_text.no_end_error(at)
             tags_of[matching[0]].append(node)
@@ -256,21 +245,21 @@ class _FormatReader:
         at_least_one = self._flag(fields, "at_least_one", path)
         stop_after_first = self._flag(fields, "stop_after_first", path)
         separator = self._splitter.split(self._text(fields, "separator", path))
-        tags = []
-        for index, tag in enumerate(self.list_of(fields, "tags", path)):
-            at = f"{path}.{self._tags}[{index}]"
-            tags.append(self.read(self._tag_fields(tag, at), at, depth, "tag"))
-        tag_choice = choice_of(tags)
+        tags = self._tags_in(fields, path)
+        tag_choice = choice_of([self.read(tag, at, depth, "tag") for at, tag in tags])
         if has_open_end(tag_choice):
             raise self._free_text.no_end_error(path)
         if not stop_after_first:
             tag_choice = Concat((tag_choice, Repeat(concat([*separator, tag_choice]))))
         return tag_choice if at_least_one else Repeat(tag_choice, 0, 1)
 
-    def _tag_fields(self, tag: Any, path: str) -> dict[str, Any]:
-        if not isinstance(tag, dict) or tag.get("type", "tag") != "tag":
-            raise self.error_at(path, "must be a tag: an object with begin, content and end")
-        return {name: item for name, item in tag.items() if name != "type"}
+    def _tags_in(self, fields: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the path and the fields of each of the tags that a format lists."""
+        for index, tag in enumerate(self.list_of(fields, "tags", path)):
+            at = f"{path}.{self._tags}[{index}]"
+            if not isinstance(tag, dict) or tag.get("type", "tag") != "tag":
+                raise self.error_at(at, "must be a tag: an object with begin, content and end")
+            yield at, {name: item for name, item in tag.items() if name != "type"}
 
 
 _FORMATS: dict[str, Callable[[_FormatReader, dict[str, Any], str, int], Node]] = {
@@ -281,9 +270,9 @@ _FORMATS: dict[str, Callable[[_FormatReader, dict[str, Any], str, int], Node]] =
     "any_text": _FormatReader._any_text,
     "sequence": _FormatReader._sequence,
     "or": _FormatReader._or,
-    "optional": _FormatReader._optional,
-    "plus": _FormatReader._plus,
-    "star": _FormatReader._star,
+    "optional": partial(_FormatReader._repeat_of, minimum=0, maximum=1),
+    "plus": partial(_FormatReader._repeat_of, minimum=1, maximum=None),
+    "star": partial(_FormatReader._repeat_of, minimum=0, maximum=None),
     "repeat": _FormatReader._repeat,
     "tag": _FormatReader._tag,
     "triggered_tags": _FormatReader._triggered_tags,

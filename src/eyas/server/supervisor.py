@@ -19,7 +19,7 @@ from eyas import wire
 from eyas.config import EngineInfo
 from eyas.core import Delta, Request
 from eyas.server.client import EngineHealth, EngineProcess
-from eyas.server.restarts import FIRST_PAUSE_SECONDS, HEALTHY_SECONDS, RestartPolicy
+from eyas.server.restarts import RestartPolicy
 
 MAX_RETRY_SECONDS = 60.0
 
@@ -27,22 +27,12 @@ MAX_RETRY_SECONDS = 60.0
 class EngineSupervisor:
     """The engine of one server, an `EngineClient`. `run` keeps it running.
 
-    new_process: creates an engine process without starting it. max_restarts: the limit of restarts in a
-    row, without an engine that was ready for `healthy_seconds` between them.
+    new_process: creates an engine process without starting it.
     """
 
-    def __init__(
-        self,
-        new_process: Callable[[], EngineProcess],
-        *,
-        max_restarts: int,
-        first_pause_seconds: float = FIRST_PAUSE_SECONDS,
-        healthy_seconds: float = HEALTHY_SECONDS,
-    ) -> None:
+    def __init__(self, new_process: Callable[[], EngineProcess], policy: RestartPolicy) -> None:
         self._new_process = new_process
-        self._policy = RestartPolicy(
-            max_restarts, first_pause_seconds=first_pause_seconds, healthy_seconds=healthy_seconds
-        )
+        self._policy = policy
         self._process = new_process()
         self._stats_before = wire.EngineStats()
         self._num_restarts = 0
@@ -128,7 +118,7 @@ class EngineSupervisor:
         except (OSError, RuntimeError, ValueError) as error:  # no process, or no socket for it
             await process.close()
             return 0.0, f"the engine process cannot be started: {error}"
-        await _wait_for_any(process.ready, process.failed)
+        await process.start_ended.wait()
         if process.info is not None:
             ready_at = time.monotonic()
             self._load_seconds = ready_at - started
@@ -142,13 +132,3 @@ class EngineSupervisor:
         reason = process.health().reason
         await process.close()
         return (0.0 if ready_at is None else time.monotonic() - ready_at), reason
-
-
-async def _wait_for_any(*events: asyncio.Event) -> None:
-    """Wait until one of the events is set."""
-    waits = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()

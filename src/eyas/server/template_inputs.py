@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from eyas.core import RequestError
-from eyas.server.request_models import Message, RefusalPart, TextPart, Tool
+from eyas.core import field_error
+from eyas.server.request_models import ConversationFields, Message, RefusalPart, TextPart, Tool
 from eyas.server.text_processor import TextProcessor
 from eyas.text.messages import require_content
 
@@ -72,9 +72,7 @@ def _text_parts(message: Message, param: str) -> list[dict[str, str]]:
         elif isinstance(part, RefusalPart) and message.role == "assistant":
             texts.append(part.refusal)
         else:
-            raise RequestError(
-                f"{param}: only a message of role 'assistant' can have a refusal", param=param
-            )
+            raise field_error(param, "only a message of role 'assistant' can have a refusal")
     return [{"type": "text", "text": text} for text in texts]
 
 
@@ -97,9 +95,9 @@ def thinking_switches(processor: TextProcessor) -> list[str]:
 def _set_effort(options: dict[str, Any], effort: str, processor: TextProcessor) -> None:
     """Set the template's variables for reasoning effort, as far as it has them."""
     if options.get("reasoning_effort", effort) != effort:
-        raise RequestError(
-            "reasoning_effort: differs from chat_template_kwargs.reasoning_effort; give one of them",
-            param="reasoning_effort",
+        raise field_error(
+            "reasoning_effort",
+            "differs from chat_template_kwargs.reasoning_effort; give one of them",
         )
     if processor.template is None:
         return
@@ -113,44 +111,41 @@ def _set_effort(options: dict[str, Any], effort: str, processor: TextProcessor) 
 def template_options(
     processor: TextProcessor,
     messages: list[Message],
-    kwargs: dict[str, Any] | None,
+    body: ConversationFields,
     reasoning_effort: str | None,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool | None,
 ) -> dict[str, Any]:
     """Return the keyword arguments for rendering the template.
 
     RequestError for an argument that the template does not read, except for reasoning_effort, which
     clients send to every model.
     """
-    options = dict(kwargs or {})
+    kwargs = body.chat_template_kwargs or {}
+    options = dict(kwargs)
     if reasoning_effort is not None:
         _set_effort(options, reasoning_effort, processor)
     for name, value in options.items():
-        param = name if name not in (kwargs or {}) else f"chat_template_kwargs.{name[:64]}"
+        param = name if name not in kwargs else f"chat_template_kwargs.{name[:64]}"
         is_known = name.isidentifier() and not name.startswith("_") and name not in _RESERVED_KWARGS
         if processor.tokenizer is not None:
             is_known = is_known and name not in processor.tokenizer.special_texts
         if not (is_known and processor.template is not None and processor.template.mentions(name)):
-            raise RequestError(
-                f"{param}: is nothing that this model's chat template reads", param=param
-            )
+            raise field_error(param, "is nothing that this model's chat template reads")
         if not isinstance(value, (bool, int, float, str)) or (
             isinstance(value, str) and len(value) > MAX_KWARG_CHARS
         ):
-            raise RequestError(
-                f"{param}: must be true, false, a number or a short string", param=param
-            )
-    if continue_final_message:
+            raise field_error(param, "must be true, false, a number or a short string")
+    if body.continue_final_message:
         if messages[-1].tool_calls:
             param = f"messages[{len(messages) - 1}].tool_calls"
-            raise RequestError(
-                f"{param}: a message that is to be continued ends with its content; leave out its "
+            raise field_error(
+                param,
+                "a message that is to be continued ends with its content; leave out its "
                 "calls, or continue_final_message",
-                param=param,
             )
         options["continue_final_message"] = True
     options["add_generation_prompt"] = (
-        not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        not body.continue_final_message
+        if body.add_generation_prompt is None
+        else body.add_generation_prompt
     )
     return options

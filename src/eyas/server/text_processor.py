@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from eyas.config import EngineConfig, EngineInfo, StartChoice
-from eyas.core import MAX_LOGPROBS, Request, RequestError, SamplingParams, check_min_tokens
-from eyas.dialect import Dialect, dialect_reason, find_dialect, named_dialect
+from eyas.core import (
+    MAX_LOGPROBS,
+    Request,
+    SamplingParams,
+    check_min_tokens,
+    field_error,
+)
+from eyas.dialect import Dialect, dialect_reason, find_dialect
 from eyas.grammar import OutputSpec
 from eyas.server import errors
 from eyas.server.free_text import ControlTokenSplitter
@@ -49,8 +55,12 @@ class TextProcessor:
         self.max_top_logprobs = max_top_logprobs
         self._dialect: Dialect | None = None
         if self.tokenizer is not None:
-            self._dialect = _dialect(
-                self.tokenizer, self.template, info, reasoning_parser, tool_call_parser
+            self._dialect = find_dialect(
+                self.tokenizer,
+                None if self.template is None else self.template.source,
+                info.architecture,
+                reasoning_parser,
+                tool_call_parser,
             )
         self.choices = self._choices(info, reasoning_parser, tool_call_parser, chat_template)
         self.splitter = ControlTokenSplitter(self.tokenizer, info.eos_token_ids)
@@ -117,9 +127,8 @@ class TextProcessor:
         else:
             ids = self.check_ids(list(prompt), param, num_reserved)
             if max(ids) >= self.vocab_size:
-                raise RequestError(
-                    f"{param}: holds token ids beyond the vocabulary of {self.vocab_size}",
-                    param=param,
+                raise field_error(
+                    param, f"holds token ids beyond the vocabulary of {self.vocab_size}"
                 )
         return self.check_ids(ids, param, num_reserved)
 
@@ -197,7 +206,7 @@ class TextProcessor:
     def check_ids(self, ids: list[int], param: str, num_reserved: int = 1) -> list[int]:
         """Return the ids. Errors if they are empty or leave no space for `num_reserved` tokens."""
         if not ids:
-            raise RequestError(f"{param}: is empty; give at least one token", param=param)
+            raise field_error(param, "is empty; give at least one token")
         if len(ids) + num_reserved > self.max_model_len:
             raise errors.too_long(str(len(ids)), self.max_model_len, param)
         return ids
@@ -213,19 +222,6 @@ def model_directory(config: EngineConfig, info: EngineInfo) -> Path:
     if not directory.is_dir():
         raise ValueError(f"{config.model.path}: the engine does not say where its tokenizer is")
     return directory
-
-
-def _dialect(
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None,
-    info: EngineInfo,
-    reasoning_parser: str | None,
-    tool_call_parser: str | None,
-) -> Dialect:
-    source = template.source if template else ""
-    if reasoning_parser is None and tool_call_parser is None:
-        return find_dialect(tokenizer, source, info.architecture)
-    return named_dialect(tokenizer, reasoning_parser, tool_call_parser, source, info.architecture)
 
 
 def num_chars(value: Any) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.server import errors
 from eyas.server.error_context import ErrorContext
 from eyas.server.formats import token_text
@@ -33,14 +33,7 @@ class TokenRoutes:
     async def tokenize(self, http: HttpRequest) -> Response:
         body, processor = await self._reader.read(http, TokenizeBody)
         with ErrorContext(body).explains():
-            ids = await self._reader.prepare(http, lambda: _tokenize(body, processor))
-        result: dict[str, Any] = {
-            "count": len(ids),
-            "max_model_len": processor.max_model_len,
-            "tokens": ids,
-        }
-        if body.return_token_strs:
-            result["token_strs"] = [token_text(processor.tokenizer, token) for token in ids]
+            result = await self._reader.prepare(http, lambda: _tokenize(body, processor))
         return json_response(result)
 
     async def detokenize(self, http: HttpRequest) -> Response:
@@ -62,27 +55,32 @@ def _detokenize(body: DetokenizeBody, processor: TextProcessor) -> str:
     if len(body.tokens) > processor.max_model_len:
         raise errors.too_long(str(len(body.tokens)), processor.max_model_len, "tokens")
     if body.tokens and max(body.tokens) >= processor.vocab_size:
-        raise RequestError(
-            f"tokens: holds ids beyond the vocabulary of {processor.vocab_size}", param="tokens"
-        )
+        raise field_error("tokens", f"holds ids beyond the vocabulary of {processor.vocab_size}")
     tokenizer = require_tokenizer(processor.tokenizer, "tokens")
     return tokenizer.decode(body.tokens, skip_special=False)
 
 
-def _tokenize(body: TokenizeBody, processor: TextProcessor) -> list[int]:
+def _tokenize(body: TokenizeBody, processor: TextProcessor) -> dict[str, Any]:
+    ids = _ids_of(body, processor)
+    result: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": processor.max_model_len,
+        "tokens": ids,
+    }
+    if body.return_token_strs:
+        result["token_strs"] = [token_text(processor.tokenizer, token) for token in ids]
+    return result
+
+
+def _ids_of(body: TokenizeBody, processor: TextProcessor) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
-        raise RequestError("prompt: give either prompt or messages", param="prompt")
+        raise field_error("prompt", "give either prompt or messages")
     if body.messages is not None:
-        options = template_options(
-            processor,
-            body.messages,
-            body.chat_template_kwargs,
-            None,
-            body.add_generation_prompt,
-            body.continue_final_message,
+        return processor.encode_chat(
+            template_messages(body.messages, processor),
+            template_tools(body.tools),
+            **template_options(processor, body.messages, body, None),
         )
-        messages = template_messages(body.messages, processor)
-        return processor.encode_chat(messages, template_tools(body.tools), **options)
     assert body.prompt is not None
     processor.check_length(body.prompt, "prompt")
     tokenizer = require_tokenizer(processor.tokenizer, "prompt")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from eyas.core import Delta, Mark
+from eyas.core import ENDING_FIELDS, Delta, Mark
 from eyas.text import Detokenizer, Tokenizer
 
 
@@ -82,9 +82,6 @@ def split_by_token(delta: Delta, texts: TokenTexts) -> list[Delta]:
     parts[0].prompt_logprobs = delta.prompt_logprobs
     parts[0].draft_trees = delta.draft_trees
     rest = "" if delta.finish_reason is None else texts.finish()
-    ending = {name: getattr(delta, name) for name in _ENDING_FIELDS}
+    ending = {name: getattr(delta, name) for name in ENDING_FIELDS}
     parts[-1] = msgspec.structs.replace(parts[-1], text=parts[-1].text + rest, **ending)
     return parts
-
-
-_ENDING_FIELDS = ("finish_reason", "stop_reason", "error", "param", "code", "usage", "seed")

@@ -6,33 +6,23 @@ objects, and the choice is one of them. Does not know: how calls are written.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from eyas.core import RequestError
-from eyas.dialect import CHOICES, ToolSpec, tool_specs
+from eyas.core import field_error
+from eyas.dialect import CHOICES, Wanted, tool_specs
 from eyas.server.request_models import AllowedToolChoice, ChatBody
+from eyas.server.template_inputs import template_tools
 
 
-class OfferedTools(NamedTuple):
-    """The tools of a request and the choice among them, as in `eyas.dialect.Wanted`."""
-
-    tools: tuple[ToolSpec, ...]
-    choice: str
-    parallel: bool
-
-
-def offered_tools(body: ChatBody) -> OfferedTools:
-    """Return the tools that may be called. RequestError names the field; GrammarError is one for
-    parameters that cannot be enforced."""
+def wanted_tools(body: ChatBody) -> Wanted:
+    """Return the requirements on the output that concern tools. RequestError names the field;
+    GrammarError is one for parameters that cannot be enforced."""
     choice, allowed = _choice(body)
     parallel = body.parallel_tool_calls is not False
     if choice == "none":
-        return OfferedTools((), choice, parallel)
-    tools = [{"function": tool.function.model_dump(exclude_none=True)} for tool in body.tools or ()]
-    specs = tool_specs(tools)
+        return Wanted(choice=choice, parallel=parallel)
+    specs = tool_specs(template_tools(body.tools))
     if allowed is not None:
         specs = tuple(spec for spec in specs if spec.name in allowed)
-    return OfferedTools(specs, choice, parallel)
+    return Wanted(tools=specs, choice=choice, parallel=parallel)
 
 
 def _choice(body: ChatBody) -> tuple[str, frozenset[str] | None]:
@@ -42,7 +32,7 @@ def _choice(body: ChatBody) -> tuple[str, frozenset[str] | None]:
     if choice in (None, "none", "auto"):
         return (choice or "auto") if body.tools else "none", None
     if not body.tools:
-        raise RequestError("tool_choice: needs tools to choose from", param="tool_choice")
+        raise field_error("tool_choice", "needs tools to choose from")
     if choice == "required":
         return choice, None
     is_allowed_list = isinstance(choice, AllowedToolChoice)
@@ -53,12 +43,7 @@ def _choice(body: ChatBody) -> tuple[str, frozenset[str] | None]:
     tool_names = {tool.function.name for tool in body.tools}
     for name in names:
         if name in CHOICES:
-            raise RequestError(
-                f"tool_choice: a function must not be called {name!r}", param="tool_choice"
-            )
+            raise field_error("tool_choice", f"a function must not be called {name!r}")
         if name not in tool_names:
-            raise RequestError(
-                f"tool_choice: no tool is called {name[:64]!r}; name one of tools",
-                param="tool_choice",
-            )
+            raise field_error("tool_choice", f"no tool is called {name[:64]!r}; name one of tools")
     return (choice.allowed_tools.mode, frozenset(names)) if is_allowed_list else (names[0], None)

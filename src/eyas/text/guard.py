@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.text.trie import any_of
 
 MAX_DEPTH = 100
@@ -55,9 +55,8 @@ def map_strings(
     """Return a copy of plain JSON data with `change` applied to every string, keys included, except for
     STRUCTURAL_KEYS and STRUCTURAL_VALUES. RequestError if it is nested too deep; param: its field."""
     if depth > MAX_DEPTH:
-        raise RequestError(
-            f"{param}: the values in it are nested more than {MAX_DEPTH} deep; flatten them",
-            param=param,
+        raise field_error(
+            param, f"the values in it are nested more than {MAX_DEPTH} deep; flatten them"
         )
     if isinstance(value, str):
         return value if value in STRUCTURAL_VALUES.get(key or "", ()) else change(value)

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.text.guard import STRUCTURAL_VALUES
 from eyas.text.template_analysis import REASONING_END, REASONING_KEYS, FieldUses
 
@@ -30,17 +30,15 @@ def normalize_message(message: Mapping[str, Any], uses: FieldUses, index: int) -
     index: index of the message, for errors. RequestError names a field that no template can read.
     """
     if not isinstance(message, Mapping):
-        raise RequestError(
-            f'messages[{index}]: must be a message such as {{"role": "user", "content": "..."}}, not '
+        raise field_error(
+            f"messages[{index}]",
+            f'must be a message such as {{"role": "user", "content": "..."}}, not '
             f"{type(message).__name__}",
-            param=f"messages[{index}]",
         )
     role = message.get("role")
     if not isinstance(role, str) or role not in STRUCTURAL_VALUES["role"]:
         roles = ", ".join(sorted(STRUCTURAL_VALUES["role"]))
-        raise RequestError(
-            f"messages[{index}].role: must be one of {roles}", param=f"messages[{index}].role"
-        )
+        raise field_error(f"messages[{index}].role", f"must be one of {roles}")
     if role != "assistant":  # templates accept answers without content
         require_content(message, index)
     normal = _without_none(message)
@@ -73,9 +71,9 @@ def require_content(message: Mapping[str, Any], index: int) -> None:
     ):
         return
     remedy = "give a text, or tool_calls" if is_assistant else "give a text"
-    raise RequestError(
-        f"messages[{index}].content: is required of role {str(message.get('role'))[:32]!r}; {remedy}",
-        param=f"messages[{index}].content",
+    raise field_error(
+        f"messages[{index}].content",
+        f"is required of role {str(message.get('role'))[:32]!r}; {remedy}",
     )
 
 
@@ -129,10 +127,9 @@ def _content_texts(content: Any, index: int) -> list[str]:
         and isinstance(part.get("text"), str)
     ]
     if len(texts) != len(parts):
-        raise RequestError(
-            f"messages[{index}].content: must be a string or a list of text parts "
-            '{"type": "text", "text": ...}',
-            param=f"messages[{index}].content",
+        raise field_error(
+            f"messages[{index}].content",
+            'must be a string or a list of text parts {"type": "text", "text": ...}',
         )
     return texts
 

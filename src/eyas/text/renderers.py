@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from eyas.children import python_command
-from eyas.core import RequestError
+from eyas.core import field_error
 from eyas.text.render_protocol import RenderRequest, ReplyKind, receive, send
 from eyas.text.template_analysis import FieldUses
 
@@ -74,16 +74,16 @@ class BoundedTemplate:
         except _LimitExceeded as exceeded:
             kind, text = ReplyKind.REFUSED, f"{exceeded} to render"
         except (TypeError, ValueError) as error:
-            raise RequestError(
-                f"messages: must be plain data, as JSON has it ({error})", param="messages"
+            raise field_error(
+                "messages", f"must be plain data, as JSON has it ({error})"
             ) from error
         if kind is ReplyKind.REFUSED:
-            raise RequestError(f"messages: the model's chat template {text}", param="messages")
+            raise field_error("messages", f"the model's chat template {text}")
         if kind is not ReplyKind.TEXT:
-            raise RequestError(
-                "messages: the model's chat template cannot render them; "
+            raise field_error(
+                "messages",
+                "the model's chat template cannot render them; "
                 "check roles, their order and every field's type",
-                param="messages",
             ) from RuntimeError(text)
         return text
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eyas.core import RequestError
+from eyas.core import RequestError, field_error
 from eyas.text.encodings import packaged_template
 from eyas.text.files import read_json_object_if_there
 from eyas.text.guard import ContentGuard, ControlTokenPatterns, map_strings
@@ -113,9 +113,8 @@ class ChatTemplate:
         template. RequestError if the template refuses or fails, or if both ends are asked for.
         """
         if continue_final_message and add_generation_prompt:
-            raise RequestError(
-                "continue_final_message: cannot go with add_generation_prompt: true",
-                param="continue_final_message",
+            raise field_error(
+                "continue_final_message", "cannot go with add_generation_prompt: true"
             )
         chat, end = self.normalize(messages, tools), ""
         if continue_final_message:
@@ -164,9 +163,9 @@ class ChatTemplate:
     def _render(self, given: dict[str, Any], fixed: dict[str, Any], end: str) -> str:
         text = self._template_for(given["tools"]).render({"documents": None, **fixed, **given})
         if end and end not in text:
-            raise RequestError(
-                "continue_final_message: this model's chat template does not show the last message",
-                param="continue_final_message",
+            raise field_error(
+                "continue_final_message",
+                "this model's chat template does not show the last message",
             )
         return text[: text.rindex(end)] if end else text
 

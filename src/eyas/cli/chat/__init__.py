@@ -21,8 +21,10 @@ from eyas.cli.options import (
     ResourceOptions,
     engine_config,
     flattened,
+    given_names,
     sampling_option,
 )
+from eyas.cli.server_flags import read_keys
 
 if TYPE_CHECKING:
     from eyas.cli.chat.conversation import Conversation
@@ -77,8 +79,8 @@ def chat(
     from eyas.cli.chat.view import ChatView
     from eyas.core import SamplingParams
 
-    given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    changes = {name: value for name, value in given.items() if value is not None}
+    values: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    changes = {name: value for name, value in values.items() if value is not None}
     SamplingParams(**changes)  # refuses a value out of range before a model is loaded
     offered = [] if tools is None else read_tools(tools, "--tools")
     template_options = {} if think is None else {"enable_thinking": think}
@@ -94,9 +96,10 @@ def chat(
     else:
         from eyas.cli.chat.remote import RemoteModel
 
-        _refuse_with_url(context)
-        key = None if api_key_file is None else _read_key(api_key_file)
-        name = chosen.model if _is_given(context, "model") else None
+        given = given_names(context)
+        _refuse_with_url(given)
+        key = next(iter(read_keys(api_key_file)), None)
+        name = chosen.model if "model" in given else None
         model = RemoteModel(url, name, key, template_options)
     with closing(model):
         conversation = Conversation(model, changes, system=system, tools=offered)
@@ -130,11 +133,6 @@ def take_turn(conversation: Conversation, view: ChatView, message: str) -> None:
         view.end_answer(conversation.turn)
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 WITH_URL = {
     *("system", "tools", "think", "url", "api_key_file", "max_tokens", "temperature", "seed"),
     "model",
@@ -142,19 +140,8 @@ WITH_URL = {
 """The options that a chat with a server takes."""
 
 
-def _refuse_with_url(context: typer.Context) -> None:
+def _refuse_with_url(given: set[str]) -> None:
     """Raise ValueError that names an option which has no effect on a server."""
-    for name in context.params:
-        if name not in WITH_URL and _is_given(context, name):
-            option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option}: is decided by the server at --url; leave the option out")
-
-
-def _read_key(file: Path) -> str:
-    try:
-        key = file.read_text(encoding="utf-8").partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--api-key-file: cannot read {file} ({error})") from error
-    if not key:
-        raise ValueError(f"--api-key-file: the first line of {file} contains no key")
-    return key
+    for name in sorted(given - WITH_URL):
+        option = "--" + name.replace("_", "-")
+        raise ValueError(f"{option}: is decided by the server at --url; leave the option out")

@@ -29,7 +29,7 @@ from eyas.server.sse import encode_typed_event
 from eyas.text import Tokenizer
 
 
-class ResponseFormat(AnswerFormat):
+class ResponsesFormat(AnswerFormat):
     """Formats one answer as a response object."""
 
     logprobs_param = "top_logprobs"
