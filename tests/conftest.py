@@ -146,11 +146,33 @@ def _engines_of_one_kind_are_checked_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _passes_are_timed_once() -> Iterator[None]:
     """Time each number of rows once instead of three times where an engine with an adaptive drafter is
-    built: what is measured chooses the shape of drafts and no token."""
+    built, and those of one model and kind of network for all its engines: what is measured chooses the
+    shape of drafts and no token. Ranks and sequence states take part in every measurement."""
     from eyas.draft import costs
+    from eyas.engine import step_costs
+
+    of_target, of_network = step_costs._target_costs, step_costs._network_costs
+    measured: dict[Any, costs.Costs] = {}
+
+    def target_costs(runner: Any, *sizes: Any) -> costs.Costs:
+        model = runner.model
+        if runner.leader is not None or runner.backend.kv.states is not None:
+            return of_target(runner, *sizes)
+        kind = (model.spec, model.dtype, sizes)
+        if kind not in measured:
+            measured[kind] = of_target(runner, *sizes)
+        return measured[kind]
+
+    def network_costs(network: Any, *sizes: Any) -> costs.Costs:
+        kind = (type(network), sizes)
+        if kind not in measured:
+            measured[kind] = of_network(network, *sizes)
+        return measured[kind]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(costs, "REPEATS", 1)
+        patched.setattr(step_costs, "_target_costs", target_costs)
+        patched.setattr(step_costs, "_network_costs", network_costs)
         yield
 
 
