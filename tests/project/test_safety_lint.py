@@ -1,5 +1,7 @@
-"""The safety lint finds what it must, also behind other names, and nothing else. `make check` runs it over
-the package."""
+"""The safety lint finds what it must, also behind other names, and nothing else.
+
+`make check` runs it over the package.
+"""
 
 from __future__ import annotations
 
