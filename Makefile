@@ -35,13 +35,16 @@ test: $(STAMP)
 laws: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu" --thorough \
 		$(addprefix tests/,laws attention cache constraint dialect draft engine kernels layers parallel \
-			schemas text typing verify cli/test_train_head.py $(addprefix server/test_,answer_stream_law.py \
+			models/test_model_law.py sampling schemas text typing verify cli/test_train_head.py \
+			$(addprefix server/test_,answer_stream_law.py large_bodies.py live_structured.py \
 			messages.py responses.py stream_granularity.py))
 
-# As on a processor without AVX-512 and bfloat16: all rooms that compute, or CAPPED=tests for everything.
-# A processor that has neither ran them so in `make test`.
-CAPPED := $(addprefix tests/,attention draft engine layers models sampling verify \
-	laws/test_batch_law.py laws/test_drafter_law.py)
+# As on a processor without AVX-512 and bfloat16: all rooms that compute, and what of the engine depends
+# on how they do; or CAPPED=tests for everything. A processor that has neither ran them so in `make test`.
+CAPPED := $(addprefix tests/,attention draft layers models sampling verify \
+	laws/test_batch_law.py laws/test_drafter_law.py \
+	$(addprefix engine/test_,build.py draft_trees.py exactness.py fp8_cache.py latent_engine.py states.py \
+	verifier.py window_slots.py))
 CAPABILITY := import torch; print(torch.backends.cpu.get_cpu_capability())
 test-capped: $(STAMP)
 	@if [ "$$($(BIN)/python -c '$(CAPABILITY)')" != AVX512 ]; then \

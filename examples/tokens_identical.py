@@ -14,9 +14,9 @@ PROMPTS = (
     "Specify a random city.",
 )
 PARAMS = (
-    SamplingParams(temperature=0, max_tokens=80),
-    SamplingParams(temperature=0.7, seed=1, max_tokens=80),
-    SamplingParams(temperature=1.3, min_p=0.02, frequency_penalty=0.3, seed=2, max_tokens=80),
+    SamplingParams(temperature=0, max_tokens=48),
+    SamplingParams(temperature=0.7, seed=1, max_tokens=48),
+    SamplingParams(temperature=1.3, min_p=0.02, frequency_penalty=0.3, seed=2, max_tokens=48),
 )
 
 

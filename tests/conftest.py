@@ -146,11 +146,39 @@ def _engines_of_one_kind_are_checked_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _passes_are_timed_once() -> Iterator[None]:
     """Time each number of rows once instead of three times where an engine with an adaptive drafter is
-    built: what is measured chooses the shape of drafts and no token."""
+    built, and on a CPU those of one model and kind of network for all its engines.
+
+    What is measured chooses the shape of drafts and no token. Ranks and sequence states take part in
+    every measurement.
+    """
     from eyas.draft import costs
+    from eyas.engine import step_costs
+
+    of_target, of_network = step_costs._target_costs, step_costs._network_costs
+    measured: dict[Any, costs.Costs] = {}
+
+    def target_costs(runner: Any, *sizes: Any) -> costs.Costs:
+        model = runner.model
+        is_alone = runner.leader is None and runner.backend.kv.states is None
+        if model.device.type != "cpu" or not is_alone:
+            return of_target(runner, *sizes)
+        kind = (model.spec, model.dtype, sizes)
+        if kind not in measured:
+            measured[kind] = of_target(runner, *sizes)
+        return measured[kind]
+
+    def network_costs(network: Any, device: torch.device, *sizes: Any) -> costs.Costs:
+        if device.type != "cpu":
+            return of_network(network, device, *sizes)
+        kind = (type(network), sizes)
+        if kind not in measured:
+            measured[kind] = of_network(network, device, *sizes)
+        return measured[kind]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(costs, "REPEATS", 1)
+        patched.setattr(step_costs, "_target_costs", target_costs)
+        patched.setattr(step_costs, "_network_costs", network_costs)
         yield
 
 

@@ -114,29 +114,32 @@ def test_the_temperature_is_that_of_the_command(
     assert len(answers) == 2 and greedy in answers
 
 
-@pytest.mark.parametrize(
-    ("message", "error"),
-    [
-        ("/nope", "/help lists them"),
-        ("/schema", "/schema FILE|JSON|off"),
-        ("/schema {bad", "is not JSON"),
-        ("/schema no/such/file", "cannot read"),
-        ('/schema {"type": "nothing"}', "nothing"),
-        ("/regex (a", "(a"),
-        ("/tools [1]", "list of functions"),
-        ("/result 3", "has not called a tool"),
-        ("/temperature hot", "'hot' is not a number"),
-        ("/temperature -1", "temperature"),
-        ("/reset now", "write /reset"),
-        ("/tree", "no answer"),
-    ],
-)
+MISTAKES = {
+    "/nope": "/help lists them",
+    "/schema": "/schema FILE|JSON|off",
+    "/schema {bad": "is not JSON",
+    "/schema no/such/file": "cannot read",
+    '/schema {"type": "nothing"}': "nothing",
+    "/regex (a": "(a",
+    "/tools [1]": "list of functions",
+    "/result 3": "has not called a tool",
+    "/temperature hot": "'hot' is not a number",
+    "/temperature -1": "temperature",
+    "/reset now": "write /reset",
+    "/tree": "no answer",
+}
+
+
 def test_a_mistake_is_reported_and_changes_nothing(
-    conversation: Conversation, capsys: pytest.CaptureFixture[str], message: str, error: str
+    conversation: Conversation, llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, err = turn(conversation, capsys, message)
-    assert not out and error in err
-    assert "Shakespeare" in turn(conversation, capsys, "Who wrote Hamlet?")[0]
+    for message, error in MISTAKES.items():
+        out, err = turn(conversation, capsys, message)
+        assert not out and error in err
+    untouched = Conversation(LocalModel(llm, {}), {"temperature": 0.0, "max_tokens": 60})
+    question = "Who wrote Hamlet?"
+    answer = turn(conversation, capsys, question)[0]
+    assert "Shakespeare" in answer and answer == turn(untouched, capsys, question)[0]
 
 
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(

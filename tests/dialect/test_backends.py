@@ -16,13 +16,14 @@ from eyas.constraint.base import Backend, State
 from eyas.dialect.base import Wanted
 from eyas.text import Tokenizer
 from tests.gaps import GAPS, TOO_MUCH
+from tests.thorough import drawn
 
 from .cases import CASES, FAMILIES, Case
 from .recognise import accepts, example
 from .streams import FIRST_CONTROL
 from .test_transcripts import TRANSCRIPTS, Transcript, case_of
 
-NUM_EXAMPLES = 3
+NUM_EXAMPLES = drawn(2, 3)
 
 
 @lru_cache(maxsize=2)

@@ -95,13 +95,13 @@ def test_what_it_shares_is_right_to_the_last_slot(flights: int) -> None:
     """A second turn begins with the whole first one, whose last accepted token had no draft row."""
     engine = self_drafting(replace(PLAIN, flights=flights), 3)
     params = SamplingParams(temperature=0.7, seed=2, max_tokens=12, ignore_eos=True)
-    for start in range(97, 117):
+    for start in range(97, 97 + drawn(8, 20)):
         prompt = walk_text(start, 6, [0, 1])
         for turn in range(2):
             request = Request(id=f"{start} {turn}", prompt_token_ids=list(prompt), params=params)
             prompt += run(engine, [request])[request.id, 0].token_ids
             prompt.append(49)
-    assert engine.stats().num_prefix_hit_tokens > 200
+    assert engine.stats().num_prefix_hit_tokens > drawn(80, 200)
     assert_never_wrong(engine)
 
 
@@ -141,8 +141,14 @@ class Recorded(DrafterWrapper):
         return tree
 
 
-@pytest.mark.parametrize("dtype", dtypes(), ids=str)
-@pytest.mark.parametrize("topk", [1, *only_thorough(2), 3])
+@pytest.mark.parametrize(
+    ("topk", "dtype"),
+    [
+        *[(1, dtypes()[0]), (3, dtypes()[-1])],
+        *only_thorough((1, dtypes()[-1]), (3, dtypes()[0]), *((2, dtype) for dtype in dtypes())),
+    ],
+    ids=str,
+)
 def test_a_tree_is_the_same_in_any_batch(topk: int, dtype: torch.dtype) -> None:
     """Unequal lengths, several levels, several children: every tree is that of a batch of one."""
     asked = requests("a", 0.7, max_tokens=drawn(16, 25))

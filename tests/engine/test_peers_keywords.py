@@ -13,7 +13,7 @@ from eyas import LLM, RequestError
 from eyas.config import DraftConfig
 
 OF_BOTH: dict[str, Any] = {"trust_remote_code": True}
-QUICK: dict[str, Any] = {"num_threads": 1, "max_model_len": 256}
+QUICK: dict[str, Any] = {"drafter": "root", "num_threads": 1, "max_model_len": 256}
 
 
 @pytest.fixture(scope="module")

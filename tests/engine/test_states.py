@@ -21,6 +21,7 @@ from tests.laws.drafters import RandomTrees
 from tests.laws.world import MAX_BATCH, Answers, Setting, new_engine, new_runner, run, weights
 from tests.models.test_hybrid_heads import make_definition, save
 from tests.models.tiny import make_model, save_model, tokens
+from tests.thorough import drawn, only_thorough
 
 SETTING = Setting(layers="state", max_model_len=200, num_slots=1000)
 BEGINNING = walk_text(101, 40, [0, 1])
@@ -54,7 +55,7 @@ def test_choices_of_one_request_share_its_prompt(flights: int) -> None:
     assert bare.stats().num_prefix_hit_tokens == 0
 
 
-@pytest.mark.parametrize("flights", [0, 1])
+@pytest.mark.parametrize("flights", [1, *only_thorough(0)])
 def test_a_common_beginning_is_stored_once_a_second_prompt_has_left_it(flights: int) -> None:
     requests = asked(4)
     expected = alone(requests)
@@ -68,8 +69,9 @@ def test_a_common_beginning_is_stored_once_a_second_prompt_has_left_it(flights: 
     assert hits[:2] == [0, 0] and all(hit >= len(BEGINNING) for hit in hits[2:])
 
 
-@pytest.mark.parametrize("flights", [0, 1])
-@pytest.mark.parametrize("stop", [None, 6])
+@pytest.mark.parametrize(
+    ("stop", "flights"), [(None, 0), (6, 1), *only_thorough((None, 1), (6, 0))]
+)
 def test_an_answer_can_be_continued_from_its_end(flights: int, stop: int | None) -> None:
     """Also where a stop has cut off tokens that the device had chosen and gone on from."""
     setting = Setting(layers="state", max_model_len=200, flights=flights)
@@ -89,7 +91,7 @@ def test_an_answer_can_be_continued_from_its_end(flights: int, stop: int | None)
 
 
 def test_few_snapshots_are_enough_for_the_same_answers() -> None:
-    requests = asked(6)
+    requests = asked(drawn(4, 6))
     expected = alone(requests)
     engine = new_engine(Setting(layers="state", max_model_len=200, num_slots=500, max_num_seqs=2))
     for _ in range(2):
@@ -104,7 +106,7 @@ def test_a_forward_pass_that_fails_between_layers_spoils_no_answer(
 ) -> None:
     """The first pass fails in its second layer, or a later one. A pass runs again without a draft if
     the states allow it, and else its request ends with an error."""
-    requests = asked(3)
+    requests = asked(2)
     expected = alone(requests)
     recur, calls = StatePlan.recur, iter(range(10000))
 

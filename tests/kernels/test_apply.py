@@ -33,9 +33,10 @@ from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.row_order import RowOrder
 from eyas.ops.gate import gate as operation
 from tests.kernels.packing import LAYOUTS, expected_gated, expected_product, random_weight
+from tests.thorough import drawn
 
 NUM_IN, SIZE = 1040, 136
-COUNTS = (1, 5, 40, 150)
+COUNTS = drawn((1, 40, 150), (1, 5, 40, 150))
 
 
 @pytest.fixture(autouse=True)

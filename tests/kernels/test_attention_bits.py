@@ -75,9 +75,10 @@ def test_one_group_is_answered_at_once_with_the_same_bits(
         (125, LayerStore(8, 1, 64), True, None),
         (507, LayerStore(3, 1, 32), False, None),
         (509, LayerStore(4, 2, 16, window=16), True, KVScales(0.3, 1.7)),
-        (509, LayerStore(6, 1, 160, value_dim=144), True, None),
+        (509, LayerStore(2, 1, 160, value_dim=144), True, None),
         *only_thorough(
             (0, LayerStore(4, 2, 16), False, None),
+            (509, LayerStore(6, 1, 160, value_dim=144), True, None),
             (509, LayerStore(4, 2, 16, window=16), False, None),
             (125, LayerStore(32, 1, 48, value_dim=32), False, KVScales(0.02)),
         ),

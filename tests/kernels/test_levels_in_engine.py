@@ -20,6 +20,7 @@ from tests.kernels.bodies import take_kernels
 from tests.laws.cases import walk_text
 from tests.laws.heads import head_drafter
 from tests.laws.world import Setting, model_drafter, new_engine, run
+from tests.thorough import only_thorough
 
 SETTING = Setting(max_model_len=150, flights=1)
 
@@ -58,7 +59,7 @@ def test_its_own_weights_draft_what_is_chosen(temperature: float, topk: int) -> 
     assert drafts.accepted_by_depth[0] >= drafts.num_drafts - drafts.endings["stop"]
 
 
-@pytest.mark.parametrize("topk", [1, 3])
+@pytest.mark.parametrize("topk", [3, *only_thorough(1)])
 def test_a_head_grows_the_trees_that_it_grows_with_torch(
     topk: int, request: pytest.FixtureRequest
 ) -> None:

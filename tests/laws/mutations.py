@@ -3,7 +3,7 @@
 `python -m tests.laws.mutations 0 2` tries the first of two shares. Each mutation runs in a forked
 process that replaces the code of the mutated function and runs the test; the package is imported and
 the tests are collected once, before. Each mutation must fail its test; without a mutation all tests
-must pass.
+must pass, which a third argument `alone` leaves to the suite.
 """
 
 from __future__ import annotations
@@ -860,17 +860,17 @@ def prepare(tests: list[str]) -> None:
 
 class Trials:
     """A plugin of pytest that runs the collected tests in forked processes: all of them once as the
-    package is, then each mutation's test with the mutation.
+    package is, unless the mutations are to be run alone, then each mutation's test with the mutation.
 
     problems: a message for each mutation that did not fail its test.
     """
 
-    def __init__(self, mutations: list[Mutation]) -> None:
-        self._mutations = mutations
+    def __init__(self, mutations: list[Mutation], *, alone: bool) -> None:
+        self._mutations, self._alone = mutations, alone
         self.problems: list[str] = []
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        if status := self._run(session, session.items):
+        if not self._alone and (status := self._run(session, session.items)):
             self.problems.append(f"the package as it is does not pass (status {status})")
         for mutation in self._mutations:
             items = [item for item in session.items if _is_of(item.nodeid, mutation.test)]
@@ -916,12 +916,12 @@ def _is_of(item: str, test: str) -> bool:
     return item == test or item.startswith(f"{test}[")
 
 
-def survivors(share: int, num_shares: int) -> list[str]:
+def survivors(share: int, num_shares: int, *, alone: bool = False) -> list[str]:
     """Return a message for each mutation of this share that did not fail its test."""
     tests = sorted({mutation.test for mutation in MUTATIONS})[share::num_shares]
     os.chdir(ROOT)
     prepare(tests)
-    trials = Trials([mutation for mutation in MUTATIONS if mutation.test in tests])
+    trials = Trials([mutation for mutation in MUTATIONS if mutation.test in tests], alone=alone)
     options = ["-q", "--assert=plain", "--no-header", "-p", "pytest_timeout"]
     options += ["-p", "no:cacheprovider", f"--rootdir={ROOT}"]
     status = pytest.main([*options, *tests], plugins=[trials])
@@ -931,6 +931,6 @@ def survivors(share: int, num_shares: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    found = survivors(int(sys.argv[1]), int(sys.argv[2]))
+    found = survivors(int(sys.argv[1]), int(sys.argv[2]), alone=sys.argv[3:] == ["alone"])
     print("\n".join(found) or "every mutation failed its test")
     sys.exit(bool(found))

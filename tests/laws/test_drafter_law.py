@@ -33,7 +33,7 @@ from tests.laws.cases import (
 from tests.laws.world import EOS, STOP_ID, Answers, Setting, dtypes
 from tests.thorough import drawn, only_thorough
 
-NUM_DRAWN = drawn(16, 152)
+NUM_DRAWN = drawn(10, 152)
 """Cases of each of the two types below."""
 ENDINGS = {"length", "stop (eos)", *drawn((), ("stop (string)", "stop (id)"))}
 
@@ -53,7 +53,7 @@ def test_no_drafter_changes_anything(
 ) -> None:
     tally = Tally()
 
-    @seed(20 + (dtype is torch.float32))
+    @seed(20 + drawn(5, 1) * (dtype is torch.float32))
     @THOROUGH
     @given(case=cases(dtype))
     def law(case: Case) -> None:
@@ -118,7 +118,7 @@ def _grid_case(drafter: str, flights: int) -> Case:
             max_batch_tokens=24,
             flights=flights,
         ),
-        rounds=drawn(2 if drafter in DRAFTERS[::2] else 1, 2),
+        rounds=drawn(2 if drafter in DRAFTERS[::4] else 1, 2),
     )
 
 

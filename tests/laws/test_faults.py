@@ -33,13 +33,9 @@ from tests.thorough import only_thorough
 VICTIM_SEED = 77
 PLAIN = Setting(max_model_len=120)
 FLIGHTS = pytest.mark.parametrize("flights", [0, 1])
-EVERY_WAY = pytest.mark.parametrize(
-    ("flights", "drafter"),
-    [
-        *[(1, "root"), (1, "oracle tree"), (0, "oracle chain"), (1, "model")],
-        *only_thorough((0, "root"), (0, "oracle tree"), (1, "oracle chain"), (0, "model")),
-    ],
-)
+WAYS = [(1, "root"), (1, "oracle tree"), (0, "oracle chain"), (1, "model")]
+OTHER_WAYS = [(1 - flights, drafter) for flights, drafter in WAYS]
+EVERY_WAY = pytest.mark.parametrize(("flights", "drafter"), [*WAYS, *only_thorough(*OTHER_WAYS)])
 
 
 def victim(**changes: object) -> Request:
@@ -256,10 +252,24 @@ def failing(grammar: ToyGrammar, source: str) -> Failing:
     return Failing(grammar, where, grammar.shared.setdefault("calls", [int(calls)]))
 
 
-@EVERY_WAY
+CONSTRAINTS = (
+    *(("fill:1", "fill:4"), ("after:1", "after:3"), ("mask:0", "mask:5"), ("limit:1", "limit:6")),
+)
+"""What fails at once, and later."""
+
+
 @pytest.mark.parametrize(
-    "where",
-    ["fill:1", "fill:4", "after:1", "after:3", "mask:0", "mask:5", "limit:1", "limit:6"],
+    ("flights", "drafter", "where"),
+    [
+        case
+        for i, both in enumerate(CONSTRAINTS)
+        for j, way in enumerate(WAYS)
+        for k, where in enumerate(both)
+        for case in [
+            *([(*way, where)] if k == (i + j) % 2 else only_thorough((*way, where))),
+            *only_thorough((*OTHER_WAYS[j], where)),
+        ]
+    ],
 )
 def test_a_constraint_that_fails_ends_its_request(
     undisturbed: Answers, flights: int, drafter: str, where: str

@@ -114,10 +114,11 @@ def test_nodes_over_slots_match_a_forward_of_their_own_path(pair: Pair, parents:
     sequence.chunk(prompt, 0)
     node_tokens = tokens(len(parents), seed=2)
     found = sequence.nodes(node_tokens, len(prompt), parents)
-    for node in range(len(parents)):
-        path, at = [], node
+    for leaf in set(range(len(parents))) - set(parents):
+        path, at = [], leaf
         while at >= 0:
-            path.append(node_tokens[at])
+            path.insert(0, at)
             at = parents[at]
-        expected = expected_logits(model, prompt + path[::-1])[-1]
-        assert (found[node] - expected).abs().max() <= TOLERANCE
+        text = prompt + [node_tokens[node] for node in path]
+        expected = expected_logits(model, text)[-len(path) :]
+        assert (found[path] - expected).abs().max() <= TOLERANCE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from eyas.native.products import compiled
+from tests.server.forked_serve import forked_eyas
 
 pytestmark = pytest.mark.skipif(
     compiled().library is None, reason="ranks on a CPU need a C compiler"
@@ -31,9 +31,9 @@ LONG = {"prompt": "The eagle", "max_tokens": 1900, "ignore_eos": True, "stream":
 
 
 @contextmanager
-def server() -> Iterator[tuple[str, psutil.Process]]:
-    """A server with two ranks: its address and its process."""
-    command = [sys.executable, "-m", "eyas", "serve", *OPTIONS]
+def server() -> Iterator[str]:
+    """A server with two ranks, whose first rank is forked (`tests.forked`); its address."""
+    command = [*forked_eyas(), "serve", *OPTIONS]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     log: list[str] = []
     assert process.stderr is not None
@@ -43,7 +43,7 @@ def server() -> Iterator[tuple[str, psutil.Process]]:
         until(lambda: "http://" in "".join(log))
         found = re.search(r"http://[\d.]+:\d+", "".join(log))
         assert found is not None
-        yield found[0], psutil.Process(process.pid)
+        yield found[0]
     finally:
         process.terminate()
         process.wait(SECONDS)
@@ -58,16 +58,20 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def ranks_of(process: psutil.Process) -> list[psutil.Process]:
+def ranks() -> list[psutil.Process]:
     """The ranks but the first, which are children of the engine's process."""
     found = []
-    for child in process.children(recursive=True):
+    for child in psutil.Process().children(recursive=True):
         try:
             if "eyas.engine.follower" in child.cmdline():
                 found.append(child)
         except psutil.Error:
             continue
     return found
+
+
+def has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def is_ready(url: str) -> bool:
@@ -83,11 +87,13 @@ def num_restarts(url: str) -> int:
 
 def test_a_rank_that_is_lost_ends_its_requests_and_is_started_again() -> None:
     body = {"prompt": "The eagle", "max_tokens": 8, "temperature": 0, "seed": 1}
-    with server() as (url, process):
+    seen = []
+    with server() as url:
         until(lambda: is_ready(url))
         expected = httpx.post(f"{url}/v1/completions", json=body, timeout=SECONDS).json()
         for number, loss in enumerate((psutil.Process.kill, psutil.Process.suspend), 1):
-            (rank,) = ranks_of(process)
+            (rank,) = ranks()
+            seen.append(rank)
             with httpx.stream(
                 "POST", f"{url}/v1/completions", json=LONG, timeout=SECONDS
             ) as answer:
@@ -98,11 +104,12 @@ def test_a_rank_that_is_lost_ends_its_requests_and_is_started_again() -> None:
             assert rest[-1] == "data: [DONE]"
             assert json.loads(rest[-2][6:])["error"]["code"] in ("answer_lost", "engine_error")
             until(lambda before=number: num_restarts(url) == before and is_ready(url))
-            assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
+            assert has_ended(rank)
             again = httpx.post(f"{url}/v1/completions", json=body, timeout=SECONDS).json()
             assert again["choices"] == expected["choices"]
-        (rank,) = ranks_of(process)
+        (rank,) = ranks()
+        seen.append(rank)
         rank.kill()  # while there is nothing to do
-        until(lambda: num_restarts(url) == 3)
-        engine_and_ranks = process.children(recursive=True)
-    assert not any(map(ranks_of, [each for each in engine_and_ranks if each.is_running()]))
+        until(lambda: num_restarts(url) == 3 and is_ready(url))
+        seen += ranks()
+    assert len(set(seen)) == 4 and all(map(has_ended, seen))

@@ -30,6 +30,8 @@ from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
 from eyas.grammar import OutputSpec, Regex
 from eyas.native.products import compiled
+from eyas.parallel import processes
+from tests import forked
 from tests.laws.drafters import Oracle
 from tests.laws.world import VOCAB, Answers, run, tokenizer_spec, write_layers
 from tests.models.tiny import make_model, save_model, tokens
@@ -41,6 +43,11 @@ pytestmark = pytest.mark.skipif(
 NUM_LAYERS = 3
 ROOT = DraftConfig(drafter="root")
 WORDS = OutputSpec(root=Regex("[a-z]+( [a-z]+){2,4}"))
+
+
+@pytest.fixture(autouse=True)
+def _ranks_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "python_command", forked.command)
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def test_custom_drafter() -> None:
 
 
 def test_train_a_head() -> None:
-    output = run("train_a_head")
+    output = run("train_a_head", "1")
     steps = {name: int(count) for name, count in re.findall(r"(\w+): 100 tokens in (\d+)", output)}
     assert steps["plain"] == 100 > steps["drafted"]
 

@@ -138,22 +138,22 @@ def test_a_server_and_both_its_children_import_nothing_of_the_checkpoints_folder
 
 @NEEDS_CHECKPOINT
 def test_training_and_its_processes_import_nothing_of_the_working_directory(folder: Folder):
-    """So many texts that they are shared out."""
+    """Texts are shared out by twenty here, and not by thousands."""
     folder.plant(f"{LIBRARIES} {OF_PYTHON} {BEFORE_US}").plant_eyas()
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    (folder.path / "texts.jsonl").write_text((json.dumps({"messages": talk}) + "\n") * 4100)
-    command = [
-        *eyas_command(),
-        "train",
-        "head",
-        "--conversations",
-        "texts.jsonl",
-        "--output",
-        "run",
-    ]
-    done = folder.run([*command, "--device", "cpu", "--stop-after", "0.01"])
+    (folder.path / "texts.jsonl").write_text((json.dumps({"messages": talk}) + "\n") * 60)
+    script = folder.path.parent / "train.py"
+    script.write_text(
+        "if __name__ == '__main__':\n"
+        "    from eyas.cli import main\n"
+        "    from eyas.train.head import answers\n"
+        "    answers._CHUNK = 20\n"
+        "    main()\n"
+    )
+    command = [sys.executable, str(script), "train", "head", "--conversations", "texts.jsonl"]
+    done = folder.run([*command, "--output", "run", "--device", "cpu", "--stop-after", "0.01"])
     assert folder.imported == [] and done.returncode == 0, done.stderr
-    assert "3895 to train on" in done.stdout
+    assert "57 to train on" in done.stdout
 
 
 def test_the_engine_process_takes_modules_of_pythonpath_alone(folder: Folder, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The choice against the exact softmax, over a million seeds; and no two choices that share luck.
+"""The choice against the exact softmax, over many seeds; and no two choices that share luck.
 
 A G-test compares counts with expectations; its limit is the chi-square quantile at one in ten
 thousand. Seeds, positions and choices are fixed, so a run is the same every time.
@@ -16,8 +16,9 @@ from eyas.core import SamplingParams
 from eyas.sampling import gumbel, process
 from eyas.sampling.process import SamplingRows
 from tests.sampling.rows import Row, assemble, choose
+from tests.thorough import drawn
 
-NUM_DRAWS = 1_000_000
+NUM_DRAWS = drawn(240_000, 1_000_000)
 CHUNK = 100_000
 Z = 3.719  # one in ten thousand
 
@@ -113,7 +114,7 @@ NEXT: dict[str, Callable[[Axes], Axes]] = {
 @pytest.mark.parametrize("other", NEXT)
 def test_two_choices_are_independent(other: str) -> None:
     """Joint counts of the two winners against the product of their distributions."""
-    size, count = 5, 300_000
+    size, count = 5, drawn(100_000, 300_000)
     processed_V = torch.tensor([0.5, 0.0, 1.0, -0.5, 0.2])
     keys = axes("scattered seeds", count)
     first, second = draw_choices(processed_V, *keys), draw_choices(processed_V, *NEXT[other](keys))
@@ -128,7 +129,7 @@ def test_two_choices_are_independent(other: str) -> None:
 @pytest.mark.parametrize(("a", "b"), [(0, 1), (0, 4), (3, 4), (2, 402)])
 def test_the_noise_of_two_ids_is_independent(a: int, b: int) -> None:
     """Counts of the two uniforms in a grid of 10 by 10."""
-    count = 300_000
+    count = drawn(100_000, 300_000)
     seed, position, choice = axes("scattered seeds", count)
     noise = torch.cat(
         [

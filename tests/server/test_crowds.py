@@ -233,7 +233,10 @@ def test_idle_connections_take_no_files_from_what_the_server_needs(directory: Pa
     engine that is started again needs files as well."""
     few = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
     before = [sys.executable, "-c", f"{few}; os.execv(sys.argv[1], sys.argv[1:])"]
-    with served(directory, before=before) as server, contextlib.ExitStack() as stack:
+    with (
+        served(directory, before=before, is_forked=False) as server,
+        contextlib.ExitStack() as stack,
+    ):
         url = server.wait_until_ready()
         address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
         long = {**BODY, "stream": True, "max_tokens": 2000}

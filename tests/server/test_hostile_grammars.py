@@ -400,7 +400,7 @@ def measure(
 
 
 def test_neighbours_are_undisturbed(live_url: str):
-    report, clients = measure(live_url, num_rounds=1, size=16, quiet_seconds=0.1, max_tokens=150)
+    report, clients = measure(live_url, num_rounds=1, size=8, quiet_seconds=0.1, max_tokens=60)
     assert not report.problems, str(report)
     for client in clients:
         assert len(client.texts) >= 2 and len(set(client.texts)) == 1, str(report)

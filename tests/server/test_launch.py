@@ -18,6 +18,8 @@ import httpx
 import openai
 import pytest
 
+from tests import forked
+
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 SECONDS = 120.0
@@ -25,9 +27,11 @@ SECONDS = 120.0
 
 
 class Served:
-    def __init__(self, *arguments: str, before: Sequence[str] = ()) -> None:
+    def __init__(self, *arguments: str, before: Sequence[str] = (), is_forked: bool = True) -> None:
+        module = "tests.server.served"
+        command = forked.command(module) if is_forked else [sys.executable, "-m", module]
         self.process = subprocess.Popen(
-            [*before, sys.executable, "-m", "tests.server.served", *arguments],
+            [*before, *command, *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env=ENVIRONMENT,
@@ -68,9 +72,12 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(*arguments: object, before: Sequence[str] = ()) -> Iterator[Served]:
-    """before: a command that becomes the server, such as `env`."""
-    server = Served(*map(str, arguments), before=before)
+def served(
+    *arguments: object, before: Sequence[str] = (), is_forked: bool = True
+) -> Iterator[Served]:
+    """before: a command that becomes the server, such as `env`. is_forked: fork it from a process that
+    has imported everything (`tests.forked`)."""
+    server = Served(*map(str, arguments), before=before, is_forked=is_forked)
     try:
         yield server
     finally:
@@ -86,7 +93,7 @@ def chat(url: str, **fields: object) -> httpx.Response:
 
 
 def test_http_is_up_at_once_and_imports_no_torch(directory: Path):
-    with served(directory) as server:
+    with served(directory, is_forked=False) as server:
         url = server.url
         assert httpx.get(f"{url}/health").status_code == 200
         server.wait_until_ready()

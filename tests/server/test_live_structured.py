@@ -15,9 +15,11 @@ import pytest
 from tests.gaps import is_bounded
 from tests.server.conftest import NEEDS_CHECKPOINT
 from tests.server.test_chat_answers import WEATHER, added_up, shown
+from tests.thorough import drawn, only_thorough
 
 USER = [{"role": "user", "content": "Specify a random city as JSON."}]
 SETTINGS = [{"temperature": 0}, {"temperature": 1, "seed": 5}, {"temperature": 1.5, "seed": 6}]
+TWO_SETTINGS = pytest.mark.parametrize("settings", [*SETTINGS[:2], *only_thorough(SETTINGS[2])])
 TIME = {"type": "function", "function": {"name": "get_time"}}
 
 pytestmark = NEEDS_CHECKPOINT
@@ -42,7 +44,7 @@ def streamed(url: str, **fields: Any) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@TWO_SETTINGS
 def test_the_client_parses_what_it_asked_for(live_api: openai.OpenAI, settings: dict[str, Any]):
     fields = {"model": "builtin", "messages": USER, "response_format": City, "max_tokens": 400}
     answer = live_api.chat.completions.parse(**fields, **settings).choices[0]
@@ -125,14 +127,16 @@ BY_GUIDANCE = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_white_space_in_json_is_bounded_and_chosen(live_url: str, settings: dict[str, Any]):
-    """By itself, by a field, by the schema, and in a grammar as guidance's client sends it, twice."""
+@pytest.mark.parametrize("turn", range(len(SETTINGS)))
+def test_white_space_in_json_is_bounded_and_chosen(live_url: str, turn: int):
+    """By itself, by a field, by the schema, and in a grammar as guidance's client sends it, twice; each
+    with one of the settings, and with all in `make laws`."""
+    settings = SETTINGS[turn]
     own = {**NAMED_SCHEMA, "x-guidance": BY_GUIDANCE}
     text = f"%llguidance {{}}\n\nstart: p\n\np[capture]: %json {json.dumps(own, indent=2)}\n\n"
     tag = {"type": "json_schema", "json_schema": {**NAMED_SCHEMA, "x-guidance": BY_GUIDANCE}}
     usual: dict[str, Any] = {}
-    for fields, separators in (
+    ways: tuple[tuple[dict[str, Any], dict[str, Any] | None], ...] = (
         ({"json_schema": NAMED_SCHEMA}, None),
         ({"structured_outputs": {"json": own}}, usual),
         ({"structural_tag": {"format": tag}}, usual),
@@ -148,7 +152,8 @@ def test_white_space_in_json_is_bounded_and_chosen(live_url: str, settings: dict
             {"structured_outputs": {"json": NAMED_SCHEMA, "whitespace_pattern": ""}},
             {"separators": (",", ":")},
         ),
-    ):
+    )
+    for fields, separators in drawn(ways[turn :: len(SETTINGS)], ways):
         choice = chat(live_url, **fields, **settings)
         content = choice["message"]["content"]
         assert is_bounded(content)
@@ -168,7 +173,7 @@ def test_the_native_route_keeps_a_constraint(live_url: str):
         assert answer["meta_info"]["finish_reason"]["type"] == "stop"
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@TWO_SETTINGS
 def test_tools_are_called_as_was_asked(live_url: str, settings: dict[str, Any]):
     fields = {"tools": [WEATHER, TIME], **settings}
     schemas = {

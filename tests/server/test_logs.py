@@ -21,6 +21,7 @@ from eyas.config import StartChoice
 from eyas.logs import JsonFormatter, OneLineFormatter, shows_colours
 from eyas.server.launch import is_reached_by_others
 from eyas.server.start_choices import as_fields, as_table
+from tests import forked
 from tests.server.test_launch import ENVIRONMENT, SECONDS, chat, served
 
 
@@ -128,7 +129,7 @@ def test_a_server_at_a_terminal_colours_levels(directory: Path):
     environment = {**ENVIRONMENT, "TERM": "xterm"}
     environment.pop("NO_COLOR", None)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.server.served", str(directory), "no_model"],
+        [*forked.command("tests.server.served"), str(directory), "no_model"],
         stderr=end,
         env=environment,
     )

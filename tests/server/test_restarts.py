@@ -17,7 +17,7 @@ import pytest
 from eyas import wire
 from eyas.core import DraftCounts
 from tests.server.fakes import model_directory
-from tests.server.test_launch import Served, chat, served
+from tests.server.test_launch import chat, served
 
 LONG = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 100_000, "stream": True}
 SECONDS = 120.0
@@ -31,10 +31,10 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def workers_of(server: Served) -> list[psutil.Process]:
-    """The engine processes that there are now; one that ended is none, waited for or not."""
+def workers() -> list[psutil.Process]:
+    """The engine processes of this test; one that ended is none, waited for or not."""
     found = []
-    for child in psutil.Process(server.process.pid).children():
+    for child in psutil.Process().children(recursive=True):
         try:
             if "tests.server.fake_worker" in child.cmdline() and not has_ended(child):
                 found.append(child)
@@ -43,8 +43,8 @@ def workers_of(server: Served) -> list[psutil.Process]:
     return found
 
 
-def worker_of(server: Served) -> psutil.Process:
-    found = workers_of(server)
+def the_worker() -> psutil.Process:
+    found = workers()
     assert len(found) == 1
     return found[0]
 
@@ -111,7 +111,7 @@ def test_an_engine_that_is_killed_under_load_is_started_again_and_again(director
         with Load(url, 4) as load:
             num_tokens = 0.0
             for num_kills in (1, 2, 3):
-                worker = worker_of(server)
+                worker = the_worker()
                 with httpx.stream(
                     "POST", f"{url}/v1/chat/completions", json=LONG, timeout=SECONDS
                 ) as response:
@@ -143,11 +143,11 @@ def test_while_the_engine_is_started_again_new_work_is_told_when_to_come(
     """The new engine is stopped before it can be ready, so that there is time to look."""
     with served(directory) as server:
         url = server.wait_until_ready()
-        kill(worker_of(server))
+        kill(the_worker())
         new: list[psutil.Process] = []
 
         def has_new() -> bool:
-            new[:] = workers_of(server)
+            new[:] = workers()
             return len(new) == 1
 
         until(has_new)
@@ -168,7 +168,7 @@ def test_when_the_tries_are_used_up_the_server_ends(directory: Path, tmp_path: P
         (tmp_path / file.name).symlink_to(file)
     with served(tmp_path, "once", "max_restarts=2") as server:
         server.wait_until_ready()
-        kill(worker_of(server))
+        kill(the_worker())
         assert server.process.wait(SECONDS) == 1
     log = "".join(server.log)
     assert "attempt 1 of 2" in log and "attempt 2 of 2" in log
@@ -179,7 +179,7 @@ def test_an_engine_that_stands_still_is_not_ready_until_it_goes_on(directory: Pa
     """With nothing to do, and with an answer under way."""
     with served(directory, "stall_seconds=1") as server:
         url = server.wait_until_ready()
-        worker = worker_of(server)
+        worker = the_worker()
         for has_work in (False, True):
             with httpx.Client(base_url=url, timeout=SECONDS) as http:
                 request = http.build_request("POST", "/v1/chat/completions", json=LONG)
@@ -257,7 +257,7 @@ def test_the_engine_takes_what_it_had_started_with_it(directory: Path):
     """As the compiling process of a grammar library, which may be busy."""
     with served(directory, "with_child") as server:
         url = server.wait_until_ready()
-        worker = worker_of(server)
+        worker = the_worker()
         children = worker.children()
         assert len(children) == 1
         kill(worker)

@@ -19,6 +19,7 @@ from eyas.text import ChatTemplate, Tokenizer, renderers
 from eyas.text.renderers import BoundedTemplate
 from tests.server.fakes import FakeClient, live_server
 from tests.text import small_tokenizers as small
+from tests.thorough import only_thorough
 
 USER = [{"role": "user", "content": "Hi"}]
 LOOPS = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}"
@@ -93,6 +94,15 @@ HOSTILE = {
 }
 
 
+ALIKE = (
+    *("loops that put out", "loops that set", "loops of a macro", "the method center", "ljust"),
+    *("zfill", "the filter format", "percent", "the method replace", "the method join", "slice"),
+    *("wordwrap", "round of a whole number", "products", "added text", "doubled list"),
+    *("lists of lists as text", "a sorted product"),
+)
+"""Each is stopped as another one of `HOSTILE` is."""
+
+
 @pytest.fixture
 def ready(monkeypatch: pytest.MonkeyPatch) -> ChatTemplate:
     monkeypatch.setattr(renderers, "DEADLINE_SECONDS", 0.1)
@@ -100,7 +110,9 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> ChatTemplate:
     return ChatTemplate(Tokenizer(small.chatml_spec()), small.CHATML_TEMPLATE)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "name", [*(name for name in HOSTILE if name not in ALIKE), *only_thorough(*ALIKE)]
+)
 def test_a_hostile_template_is_an_error_and_the_next_is_served(
     name: str, ready: ChatTemplate
 ) -> None:
