@@ -1,7 +1,8 @@
 """The offline API: a model in this process that answers prompts.
 
 Promises: `generate`, `chat` and `stream` use the same engine as the server. Prompts are checked before
-any work. Text of users never becomes a control token; only the chat template inserts those.
+any work. Text of users never becomes a control token; only the chat template inserts those. Several
+threads may use an `LLM`; their requests are answered together.
 Does not know: HTTP, processes, formats of model families.
 """
 
@@ -12,11 +13,13 @@ import inspect
 import logging
 import os
 import re
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from numbers import Integral, Number, Real
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints, overload
 
@@ -90,6 +93,8 @@ class EncodedPrompt:
 
 class LLM:
     """A model and its engine.
+
+    Several threads may use it at once. It cannot be used after `close`, and in no forked process.
 
     model: "builtin", a directory (a text or a path), or a hub name.
     drafter: as in `eyas.config.DraftConfig`, which also describes the other draft keywords, or an
@@ -171,8 +176,12 @@ class LLM:
         self._defaults = sampling_defaults(directory)
         self.engine = build_engine(self.config, progress, own_drafter)
         self.info = self.engine.info
-        self._num_requests = 0
+        self._numbers = count(1)
         self._inboxes: dict[str, deque[Delta]] = {}
+        self._left: deque[str] = deque()
+        self._process = os.getpid()
+        self._is_closed = False
+        self._next_turn, self._engine_lock = threading.Lock(), threading.Lock()
 
     @property
     def has_tokenizer(self) -> bool:
@@ -576,8 +585,11 @@ class LLM:
         )
 
     def close(self) -> None:
-        """Shut the engine down."""
-        self.engine.shutdown()
+        """Shut the engine down. Requests that are running raise ValueError."""
+        if os.getpid() == self._process and not self._is_closed:
+            with self._turn():
+                self._is_closed = True
+                self.engine.shutdown()
 
     def __enter__(self) -> LLM:
         return self
@@ -618,12 +630,12 @@ class LLM:
                 param="params",
             )
         params = params if params is not None else self.default_params()
-        self._num_requests += 1
+        number = next(self._numbers)
         if params.seed is None and self._seed is not None:
-            seed = _nth_seed(self._seed, self._num_requests)
+            seed = _nth_seed(self._seed, number)
             params = msgspec.structs.replace(params, seed=seed)
         return Request(
-            id=f"offline-{self._num_requests}",
+            id=f"offline-{number}",
             prompt_token_ids=asked.prompt,
             params=params,
             output=output,
@@ -705,13 +717,21 @@ class LLM:
 
     def _open(self, request: Request) -> None:
         """Add a request to the engine, with an inbox for its deltas."""
-        self.engine.add(request)
-        self._inboxes[request.id] = deque()
+        self._require_usable()
+        grammar = None
+        if request.output is not None:
+            self.engine.check_request(request)  # before its grammar is compiled
+            grammar = self.engine.compile(request.output).result()
+        with self._turn():
+            self.engine.add(request, grammar)
+            self._inboxes[request.id] = deque()
 
     def _close(self, request: Request) -> None:
-        """Remove a request's inbox, and end the request if it is running."""
+        """Remove a request's inbox, and end the request if it is running. The garbage collector may
+        call this anywhere, also inside a step."""
         if self._inboxes.pop(request.id, None) is not None:
-            self.engine.abort(request.id)
+            self._left.append(request.id)
+            self._end_left()
 
     def _deltas(self, request: Request) -> Iterator[Delta]:
         """Yield a request's deltas, stepping the engine as needed. Deltas of other open requests are
@@ -720,12 +740,55 @@ class LLM:
         num_open = request.params.n
         while num_open:
             while not inbox:
-                for delta in self.engine.step():
-                    if delta.request_id in self._inboxes:
-                        self._inboxes[delta.request_id].append(delta)
+                with self._turn():
+                    if not inbox:  # another thread may have stepped
+                        self._step()
             delta = inbox.popleft()
             num_open -= delta.finish_reason is not None
             yield delta
+
+    def _step(self) -> None:
+        """Step the engine, and put the deltas into the inboxes of their requests."""
+        for delta in self.engine.step():
+            inbox = self._inboxes.get(delta.request_id)
+            if inbox is not None:
+                inbox.append(delta)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Give the engine to one thread at a time. A thread that steps it again and again lets those
+        that wait go first: they hold `_next_turn` while they wait. Raises ValueError if the engine
+        cannot be used."""
+        self._require_usable()
+        with self._next_turn:
+            self._engine_lock.acquire()
+        try:
+            self._require_usable()
+            yield
+        finally:
+            self._engine_lock.release()
+            self._end_left()
+
+    def _end_left(self) -> None:
+        """End the requests that nobody reads any more; while a thread has the engine, it does this when
+        it gives the engine back."""
+        while self._left and self._engine_lock.acquire(blocking=False):
+            try:
+                while self._left:
+                    self.engine.abort(self._left.popleft())
+            finally:
+                self._engine_lock.release()
+
+    def _require_usable(self) -> None:
+        """Raise ValueError in a forked process, whose copy of the engine lacks its threads, and after
+        `close`."""
+        if os.getpid() != self._process:
+            raise ValueError(
+                f"this LLM belongs to process {self._process}, and this process was forked from it; "
+                "make an LLM in each process"
+            )
+        if self._is_closed:
+            raise ValueError("this LLM is closed; make another one")
 
 
 def _config(changed: Mapping[str, Any], others: Mapping[str, Any]) -> EngineConfig:
