@@ -235,6 +235,14 @@ REFUSED: list[tuple[Any, str]] = [
                 {
                     "type": "triggered_tags",
                     "triggers": ["a"],
+                    "tags": [{**tag("ab", SCHEMA, "c"), "unknown": 1}],
+                },
+                "unsupported",
+            ),
+            (
+                {
+                    "type": "triggered_tags",
+                    "triggers": ["a"],
                     "tags": [tag("ab", SCHEMA, "c")],
                     "at_least_one": 1,
                 },

@@ -23,9 +23,10 @@ from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.panel import Panel
 
-    from eyas.core import Delta, RequestError, Usage
+    from eyas.core import Delta, Usage
     from eyas.dialect import Wanted
     from eyas.llm import LLM
     from eyas.outputs import Choice
@@ -108,15 +109,17 @@ def demo(
     as_json: options.Json = False,
 ) -> None:
     """Answer a few prompts with and without drafts, and exit with status 1 if a token differs."""
+    from rich.console import Console
+
     from eyas.core import RequestError
 
+    console = Console(quiet=as_json)
     shared = {"model": model, "dtype": dtype, "device": device, "threads": threads}
     if not as_json:
         print(PURPOSE)
     with ExitStack() as stack:
         llms = open_contestants(stack, shared, drafting, quiet=as_json)
-        if not as_json:
-            _introduce(llms)
+        _introduce(console, llms)
         tasks = free_tasks()
         for llm in llms.values():
             answer(llm, tasks[0])
@@ -125,18 +128,17 @@ def demo(
                 for llm in llms.values():
                     answer(llm, constrained)  # compiles the grammar before it is measured
             except RequestError as error:
-                if not as_json:
-                    _show_skipped(constrained, error)
+                skipped = f"{constrained.task.title} is skipped: {error}"
+                console.print(skipped, markup=False, highlight=False)
             else:
                 tasks.append(constrained)
         rows = []
         for task in tasks:
             answers = {name: answer(llm, task) for name, llm in llms.items()}
             rows.append(compare(task, answers))
-            if not as_json:
-                _show(answer_panel(rows[-1], answers))
+            console.print(answer_panel(rows[-1], answers))
         result = summary(llms[PLAIN], rows)
-    print(json.dumps(result, ensure_ascii=False)) if as_json else _show_summary(result)
+    print(json.dumps(result, ensure_ascii=False)) if as_json else _show_summary(console, result)
     if not result["identical"]:
         different = ", ".join(row["task"] for row in rows if not row["identical"])
         raise CheckFailed(f"drafted tokens differ from plain ones: {different}")
@@ -319,11 +321,8 @@ def _totals(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _introduce(llms: dict[str, LLM]) -> None:
-    from rich.console import Console
-
+def _introduce(console: Console, llms: dict[str, LLM]) -> None:
     info = llms[PLAIN].info
-    console = Console()
     console.print(
         f"[bold]{info.model}[/bold]: {info.architecture}, {info.num_parameters / 1e6:.1f} M "
         f"parameters, {info.dtype} on {info.device}; exact: {'yes' if info.exact else 'no'}"
@@ -360,12 +359,6 @@ def answer_panel(row: dict[str, Any], answers: dict[str, Answer]) -> Panel:
     return Panel(text, title=f"{row['task']}{temperature}", subtitle=footer, title_align="left")
 
 
-def _show(panel: Panel) -> None:
-    from rich.console import Console
-
-    Console().print(panel)
-
-
 def _parts(row: dict[str, Any]) -> list[tuple[str, str]]:
     """Return (name, text) of the parts of a constrained answer; [] where it has only content."""
     calls = [f"{call['name']}({call['arguments']})" for call in row["tool_calls"]]
@@ -373,12 +366,6 @@ def _parts(row: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     parts = [("reasoning", row["reasoning"]), ("content", row["content"])]
     return [(name, part) for name, part in (*parts, *(("call", call) for call in calls)) if part]
-
-
-def _show_skipped(demo_task: DemoTask, error: RequestError) -> None:
-    from rich.console import Console
-
-    Console().print(f"{demo_task.task.title} is skipped: {error}", markup=False, highlight=False)
 
 
 def coloured(pieces: list[tuple[str, bool]], shown: str) -> Any:
@@ -392,8 +379,7 @@ def coloured(pieces: list[tuple[str, bool]], shown: str) -> Any:
     return text[start : start + len(shown)] if shown else Text("(nothing)", style="bold")
 
 
-def _show_summary(result: dict[str, Any]) -> None:
-    from rich.console import Console
+def _show_summary(console: Console, result: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(title="all prompts")
@@ -409,7 +395,6 @@ def _show_summary(result: dict[str, Any]) -> None:
             f"{entry['accepted_per_step']:.2f}",
             best if name != PLAIN else "",
         )
-    console = Console()
     console.print(table)
     if result["identical"]:
         num_contestants = len(result["contestants"])

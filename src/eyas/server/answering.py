@@ -63,45 +63,37 @@ class Translation(NamedTuple):
     with_usage_so_far: bool = False
 
 
-class Answering:
-    """Makes the handlers of the routes that answer."""
+def answer_route(
+    service: Service,
+    reader: RequestReader,
+    kind: type[Body],
+    id_prefix: str,
+    translate: Callable[[AnswerRequest[Body]], Awaitable[Translation]],
+    *,
+    num_id_bytes: int = 12,
+    rename: Rename = lambda path: path,
+) -> Callable[[HttpRequest], Awaitable[Response]]:
+    """Return the handler of a route that answers. kind: of its bodies. rename: as in `ErrorContext`."""
 
-    def __init__(self, service: Service, reader: RequestReader) -> None:
-        self._service = service
-        self._reader = reader
+    async def handle(http: HttpRequest) -> Response:
+        body, processor = await reader.read(http, kind)
+        answer_id = id_prefix + secrets.token_hex(num_id_bytes)
+        model = body.model or service.names[0]
+        asked = AnswerRequest(service, http, body, processor, answer_id, model, reader)
+        error_context = ErrorContext(body, rename)
+        with error_context.explains():
+            translation = await translate(asked)
+        answer = Answer(
+            service,
+            http,
+            answer_id,
+            translation.requests,
+            translation.answer_format,
+            error_context,
+            with_drafts=bool(translation.with_drafts),
+            with_usage_so_far=translation.with_usage_so_far,
+            granularity=body.stream_granularity,
+        )
+        return await answer.respond(streams=bool(body.stream))
 
-    def route(
-        self,
-        kind: type[Body],
-        id_prefix: str,
-        translate: Callable[[AnswerRequest[Body]], Awaitable[Translation]],
-        *,
-        num_id_bytes: int = 12,
-        rename: Rename = lambda path: path,
-    ) -> Callable[[HttpRequest], Awaitable[Response]]:
-        """Return the handler of a route. kind: of its bodies. rename: as in `ErrorContext`."""
-
-        async def handle(http: HttpRequest) -> Response:
-            body, processor = await self._reader.read(http, kind)
-            answer_id = id_prefix + secrets.token_hex(num_id_bytes)
-            model = body.model or self._service.names[0]
-            asked = AnswerRequest(
-                self._service, http, body, processor, answer_id, model, self._reader
-            )
-            error_context = ErrorContext(body, rename)
-            with error_context.explains():
-                translation = await translate(asked)
-            answer = Answer(
-                self._service,
-                http,
-                answer_id,
-                translation.requests,
-                translation.answer_format,
-                error_context,
-                with_drafts=bool(translation.with_drafts),
-                with_usage_so_far=translation.with_usage_so_far,
-                granularity=body.stream_granularity,
-            )
-            return await answer.respond(streams=bool(body.stream))
-
-        return handle
+    return handle

@@ -7,6 +7,7 @@ Does not know: what handlers do, sockets, processes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp
 
 from eyas.core import RequestError
 from eyas.server import answer_routes, messages, responses
-from eyas.server.answering import Answering
+from eyas.server.answering import answer_route
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.info_routes import InfoRoutes
@@ -40,7 +41,7 @@ def create_app(service: Service) -> ASGIApp:
     """Create the ASGI application of one server."""
     reader = RequestReader(service)
     info = InfoRoutes(service)
-    answer = Answering(service, reader).route
+    answer = partial(answer_route, service, reader)
     tokens = TokenRoutes(reader)
     stored = ResponseRoutes(service)
     create_chat = answer(ChatBody, "chatcmpl-", answer_routes.chat)

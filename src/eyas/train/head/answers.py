@@ -26,8 +26,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from eyas.config import CacheConfig, DeviceConfig, DraftConfig, EngineConfig, ModelConfig
-from eyas.config import SchedulerConfig as Scheduling
+from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.core import Request, RequestError, SamplingParams
 from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
@@ -201,8 +200,7 @@ def _settings(config: HeadTraining) -> EngineConfig:
             max_model_len=config.max_length,
             offline=config.offline,
         ),
-        cache=CacheConfig(),
-        scheduler=Scheduling(
+        scheduler=SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
             max_batch_tokens=max(2048, 4 * config.max_num_seqs),
         ),
