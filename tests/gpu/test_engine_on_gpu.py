@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from eyas import LLM, SamplingParams
-from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
+from eyas.config import (
+    CacheConfig,
+    DeviceConfig,
+    DraftConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from eyas.core import TokenLogprob
 from eyas.outputs import GenerationOutput
 from eyas.runner.graphs import StepGraphs
@@ -27,6 +34,8 @@ QUESTIONS = (
     "Hello! Who are you?",
 )
 
+NUM_SLOTS = 20_000
+"""Without a number an engine takes most of the device's memory, and tests run beside each other."""
 
 DRAFTING = {
     "root": DraftConfig(drafter="root"),
@@ -48,6 +57,7 @@ def make(device: str, dtype: str = "float32", drafter: str = "root", flights: in
         model=ModelConfig(path="builtin", dtype=dtype),
         device=DeviceConfig(device=device, num_threads=4),
         draft=DRAFTING[drafter],
+        cache=CacheConfig(num_slots=NUM_SLOTS),
         scheduler=SchedulerConfig(flights=flights, max_batch_tokens=64),
     )
     return LLM(config=config)
@@ -139,6 +149,7 @@ def test_shapes_of_steps_that_make_room_for_others_change_nothing(drafter: str) 
         model=ModelConfig(path="builtin"),
         device=DeviceConfig(device="cuda", num_threads=4),
         draft=DRAFTING[drafter],
+        cache=CacheConfig(num_slots=NUM_SLOTS),
         scheduler=SchedulerConfig(max_num_seqs=6),
     )
     llm = LLM(config=config)

@@ -12,7 +12,14 @@ import pytest
 import torch
 
 from eyas import LLM, SamplingParams
-from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
+from eyas.config import (
+    CacheConfig,
+    DeviceConfig,
+    DraftConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from eyas.dialect import Wanted, tool_specs
 from eyas.grammar import Json, Regex
 from eyas.outputs import Choice
@@ -65,6 +72,7 @@ def make(device: str, drafter: str = "root", flights: int = 1) -> LLM:
             model=ModelConfig(path="builtin", dtype="float32"),
             device=DeviceConfig(device=device, num_threads=4),
             draft=DRAFTING[drafter],
+            cache=CacheConfig(num_slots=20_000),
             scheduler=SchedulerConfig(flights=flights, max_batch_tokens=64),
         )
     )

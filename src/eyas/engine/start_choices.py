@@ -175,7 +175,7 @@ def graphs_choice(config: EngineConfig, sizes: list[int], seconds: float) -> Sta
         return StartChoice("CUDA graphs", "none", "--max-graph-batch 0")
     value = f"captured for {len(sizes)} batch sizes up to {max(sizes)}" if sizes else "when needed"
     return StartChoice(
-        "CUDA graphs", value, "others are captured at their third occurrence", seconds
+        "CUDA graphs", value, "others are captured at their second occurrence", seconds
     )
 
 
