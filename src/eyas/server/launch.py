@@ -54,11 +54,16 @@ MIN_CONNECTIONS = 4
 
 
 def serve(
-    config: EngineConfig, options: ServerOptions, *, command: Sequence[str] | None = None
+    config: EngineConfig,
+    options: ServerOptions,
+    worded: Callable[[str], str] = str,
+    *,
+    command: Sequence[str] | None = None,
 ) -> int:
     """Serve until the process is told to stop. Return its exit status.
 
-    command: the engine process's command; by default `python -m eyas.engine.worker`.
+    worded: returns an error text with the names by which the user gave the settings. command: the
+    engine process's command; by default `python -m eyas.engine.worker`.
     """
     traces = None if options.otlp_traces_endpoint is None else _traces(options.otlp_traces_endpoint)
     logs.configure(options.log_level, options.log_format)
@@ -67,7 +72,7 @@ def serve(
     if options.uds is not None:
         with SocketFile(options.uds) as listener:
             return asyncio.run(
-                _serve(config, fit_to_open_files(options), listener, command, traces)
+                _serve(config, fit_to_open_files(options), listener, worded, command, traces)
             )
     try:
         listener = _listen(options.host, options.port)
@@ -87,7 +92,9 @@ def serve(
             options.host,
             listener.getsockname()[1],
         )
-    return asyncio.run(_serve(config, fit_to_open_files(options), listener, command, traces))
+    return asyncio.run(
+        _serve(config, fit_to_open_files(options), listener, worded, command, traces)
+    )
 
 
 def _traces(endpoint: str) -> Traces:
@@ -198,6 +205,7 @@ async def _serve(
     config: EngineConfig,
     options: ServerOptions,
     listener: socket.socket,
+    worded: Callable[[str], str],
     command: Sequence[str] | None,
     traces: Traces | None,
 ) -> int:
@@ -238,7 +246,7 @@ async def _serve(
             reason = "the server failed"
         if draining is None:
             status = 1
-            log.error("%s", reason)
+            log.error("%s", worded(reason))
         service.end_start()
         deadline = time.monotonic() + SHUTDOWN_SECONDS
         while service.num_running and time.monotonic() < deadline:
