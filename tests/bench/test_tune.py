@@ -266,7 +266,7 @@ def draft_config(options: str) -> DraftConfig:
     """What `eyas serve` makes of a line of options."""
     started: list[EngineConfig] = []
 
-    def start(config: EngineConfig, options: Any) -> int:
+    def start(config: EngineConfig, *_: Any) -> int:
         started.append(config)
         return 0
 

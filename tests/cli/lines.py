@@ -50,7 +50,7 @@ def outcome(
     """Of `eyas serve` with these arguments."""
     started: list[tuple[EngineConfig, Any]] = []
 
-    def start(config: EngineConfig, options: Any) -> int:
+    def start(config: EngineConfig, options: Any, *_: Any) -> int:
         started.append((config, options))
         return 0
 

@@ -170,6 +170,12 @@ def test_a_closed_standard_input_is_an_empty_one(arguments: list[str]) -> None:
     assert done.returncode == (2 if arguments == ["generate"] else 0)
 
 
+def test_a_server_that_cannot_start_names_the_option() -> None:
+    done = installed("serve", "--port", "0", "--max-model-len", "999999")
+    assert done.returncode == 1
+    assert "ERROR eyas.server: --max-model-len: 999999 is beyond the 2048 positions" in done.stderr
+
+
 def assert_one_clear_line(done: Done, words: list[str]) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -183,7 +189,7 @@ def test_serve_hands_its_manners_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from eyas.server.options import ServerOptions
 
     started: list[ServerOptions] = []
-    monkeypatch.setattr("eyas.server.launch.serve", lambda _, options: started.append(options) or 0)
+    monkeypatch.setattr("eyas.server.launch.serve", lambda *given: started.append(given[1]) or 0)
     ok("serve")
     ok("serve", "--metrics-names", "sglang", "--log-format", "json", "--allow-no-key")
     ok("serve", "--start-wait", "0")

@@ -35,7 +35,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     def run(*arguments: str) -> Outcome:
         started: list[EngineConfig] = []
 
-        def start(config: EngineConfig, options: Any) -> int:
+        def start(config: EngineConfig, options: Any, *_: Any) -> int:
             assert options.max_queued == config.scheduler.most_seats + 1024
             started.append(config)
             return 0

@@ -410,9 +410,9 @@ def test_a_request_that_is_refused_before_the_engine_leaves_a_line_with_the_code
     assert [line.rpartition(", whole")[0] for line in lines] == [
         f"- (mine) POST {CHAT} 400: invalid_type",
         f"- (mine) POST {CHAT} 404: model_not_found",
-        "- (mine) POST (no such route) 404: route_not_found",
+        "- (mine) POST (not routed) 404: route_not_found",
         "- (mine) POST /tokenize 200: done",
-        "- (mine) POST (no such route) 403: host_not_allowed",
+        "- (mine) POST (not routed) 403: host_not_allowed",
     ]
     assert "secret" not in "".join(lines)
 

@@ -11,6 +11,7 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.command_line import META, ParsedLine
+from eyas.cli.errors import with_option_name
 from eyas.cli.handover import HandoverOptions
 from eyas.cli.options import (
     DraftOptions,
@@ -164,7 +165,7 @@ def serve(
             max_restarts=server_options.max_restarts,
         )
     else:
-        status = run_server(engine, server_options)
+        status = run_server(engine, server_options, with_option_name)
     raise typer.Exit(status)
 
 

@@ -55,11 +55,16 @@ MIN_CONNECTIONS = 4
 
 
 def serve(
-    config: EngineConfig, options: ServerOptions, *, command: Sequence[str] | None = None
+    config: EngineConfig,
+    options: ServerOptions,
+    worded: Callable[[str], str] = str,
+    *,
+    command: Sequence[str] | None = None,
 ) -> int:
     """Serve until the process is told to stop. Return its exit status.
 
-    command: the engine process's command; by default `python -m eyas.engine.worker`.
+    worded: returns an error text with the names by which the user gave the settings. command: the
+    engine process's command; by default `python -m eyas.engine.worker`.
     """
     traces = None if options.otlp_traces_endpoint is None else _traces(options.otlp_traces_endpoint)
     logs.configure(options.log_level, options.log_format)
@@ -82,7 +87,8 @@ def serve(
                 host,
                 listener.getsockname()[1],
             )
-        return asyncio.run(_serve(config, fit_to_open_files(options), listener, command, traces))
+        fitted = fit_to_open_files(options)
+        return asyncio.run(_serve(config, fitted, listener, worded, command, traces))
 
 
 def _traces(endpoint: str) -> Traces:
@@ -193,6 +199,7 @@ async def _serve(
     config: EngineConfig,
     options: ServerOptions,
     listener: socket.socket,
+    worded: Callable[[str], str],
     command: Sequence[str] | None,
     traces: Traces | None,
 ) -> int:
@@ -233,7 +240,7 @@ async def _serve(
             reason = "the server failed"
         if draining is None:
             status = 1
-            log.error("%s", reason)
+            log.error("%s", worded(reason))
         service.end_start()
         await service.wait_for_answers(SHUTDOWN_SECONDS)
         server.should_exit = True

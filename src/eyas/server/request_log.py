@@ -24,7 +24,7 @@ def log_request(record: RequestRecord) -> None:
 def line_of(record: RequestRecord) -> str:
     """Return the line for people."""
     answer = record.answer
-    route = f"{record.method[:20]} {record.route or '(no such route)'} {record.status}"
+    route = f"{record.method[:20]} {record.route or '(not routed)'} {record.status}"
     parts = [", ".join(record.reasons) or "done"]
     if answer is not None:
         parts += [

@@ -24,8 +24,8 @@ from eyas.text.tokenizer import ControlToken, Tokenizer
 from eyas.text.trie import any_of
 
 _NO_TEMPLATE = (
-    "messages: this model has no chat template; use /v1/completions (LLM.generate), or put a "
-    "chat_template.jinja into its directory"
+    "messages: this model has no chat template; use /v1/completions (LLM.generate), or give one with "
+    "--chat-template (LLM(chat_template=...)) or as chat_template.jinja in the model's directory"
 )
 _WORD = re.compile(r"[\w-]+")
 _NAMED_TEMPLATES_FOLDER = "additional_chat_templates"
