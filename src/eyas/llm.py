@@ -40,6 +40,7 @@ from eyas.models import Progress, locate_model
 from eyas.outputs import Choice, GenerationOutput, PartialOutput
 from eyas.peers.offline import keyword_error, translate_keywords
 from eyas.peers.sampling import errors_with_sglang_names, fields_of
+from eyas.runner.device import selected
 from eyas.settings import engine_config
 from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
 from eyas.text.template import require_template, template_text
@@ -764,7 +765,8 @@ class LLM:
             self._engine_lock.acquire()
         try:
             self._require_usable()
-            yield
+            with selected(self.engine.table.device):
+                yield
         finally:
             self._engine_lock.release()
             self._end_left()

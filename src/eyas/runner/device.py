@@ -6,6 +6,7 @@ Does not know: models beyond the bytes they need.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import psutil
@@ -85,6 +86,11 @@ def open_device(config: DeviceConfig, num_ranks: int = 1, number: int | None = N
     value = f"{device}, {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     choice = StartChoice("device", value, reason)
     return Device(device, num_flights=1, choice=choice, exact=config.exact)
+
+
+def selected(device: torch.device) -> AbstractContextManager[object]:
+    """Make this device the current one, which is a setting of each thread."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def cache_budget(device: torch.device, memory_fraction: float, state_bytes: int = 0) -> int:
