@@ -274,6 +274,10 @@ def test_models_tells_the_format_of_quantised_weights(tmp_path: Path) -> None:
     change_config(directory, quantization_config={"quant_method": "hqq"})
     done = eyas("models", str(directory))
     assert done.returncode == 2 and "quant_method 'hqq' is not supported" in done.stderr
+    sizes = {"hidden_size": 2**31 - 1, "intermediate_size": 2**31 - 1}
+    change_config(directory, quantization_config=None, **sizes)
+    done = eyas("models", str(directory))
+    assert done.returncode == 2 and "sizes in config.json are not those of a model" in done.stderr
 
 
 def test_models_tells_what_a_sequence_stores_beside_its_tokens(tmp_path: Path) -> None:

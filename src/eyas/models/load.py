@@ -175,14 +175,20 @@ class ModelFiles:
 
 
 def meta_parameters(spec: ModelSpec, shard: Shard = WHOLE) -> Mapping[str, list[Parameter]]:
-    """Return the parameters of a model, or of a rank's part of it, on the device "meta"."""
-    decoder = decoder_class(spec)(
-        spec,
-        dtype=torch.bfloat16,
-        device="meta",
-        max_model_len=1,
-        shard=replace(shard, group=None),
-    )
+    """Return the parameters of a model, or of a rank's part of it, on the device "meta".
+
+    ValueError: sizes are beyond those of any tensor.
+    """
+    try:
+        decoder = decoder_class(spec)(
+            spec,
+            dtype=torch.bfloat16,
+            device="meta",
+            max_model_len=1,
+            shard=replace(shard, group=None),
+        )
+    except RuntimeError as error:
+        raise ValueError(f"the sizes in config.json are not those of a model: {error}") from None
     return decoder.parameters()
 
 
