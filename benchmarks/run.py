@@ -169,7 +169,7 @@ ON_GPU |= {
     ],
     "h200_serve_loaded_plain": [*LOADED, "--drafter", "root"],
     "h200_serve_http": [
-        *("benchmarks/serve_http.py", "--num-requests", "500", "--rate", "48"),
+        *("benchmarks/serve_http.py", "--rounds", "1", "--rate", "48", "--num-requests", "500"),
         *("--prompt-tokens", "512", "--max-tokens", "256"),
     ],
     "h200_serve_schemas": [

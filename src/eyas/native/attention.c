@@ -40,24 +40,6 @@ struct query {
     float sums[LANES]; /* of the exponentials so far, by column modulo LANES */
 };
 
-/* e ** x for x <= 0, and 0 below -87 (Cephes' expf: a polynomial times a power of two). */
-INLINE vec exponential(vec x)
-{
-    const ints is_low = (ints)(x < repeat(-87.0f));
-    const vec y = choose(is_low, repeat(-87.0f), x), shift = repeat(12582912.0f); /* rounds to integers */
-    const vec n = multiply_add(y, repeat(1.44269504f), shift) - shift;
-    const vec r = multiply_add(n, repeat(2.12194440e-4f), multiply_add(n, repeat(-0.693359375f), y));
-    vec e = repeat(1.9875691500e-4f);
-    e = multiply_add(e, r, repeat(1.3981999507e-3f));
-    e = multiply_add(e, r, repeat(8.3334519073e-3f));
-    e = multiply_add(e, r, repeat(4.1665795894e-2f));
-    e = multiply_add(e, r, repeat(1.6666665459e-1f));
-    e = multiply_add(e, r, repeat(5.0000001201e-1f));
-    e = multiply_add(e, r * r, r + repeat(1.0f));
-    const ints power = (__builtin_convertvector(n, ints) + 127) << 23;
-    return choose(is_low, repeat(0.0f), e * (vec)power);
-}
-
 INLINE float exponential_of(float x)
 {
     float e[LANES];

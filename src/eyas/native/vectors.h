@@ -52,6 +52,29 @@ INLINE vec choose(ints condition, vec a, vec b)
     return (vec)((condition & (ints)a) | (~condition & (ints)b));
 }
 
+INLINE ints choose_ints(ints condition, ints a, ints b)
+{
+    return (condition & a) | (~condition & b);
+}
+
+/* e ** x for x <= 0, and 0 below -87 (Cephes' expf: a polynomial times a power of two). */
+INLINE vec exponential(vec x)
+{
+    const ints is_low = (ints)(x < repeat(-87.0f));
+    const vec y = choose(is_low, repeat(-87.0f), x), shift = repeat(12582912.0f); /* rounds to integers */
+    const vec n = multiply_add(y, repeat(1.44269504f), shift) - shift;
+    const vec r = multiply_add(n, repeat(2.12194440e-4f), multiply_add(n, repeat(-0.693359375f), y));
+    vec e = repeat(1.9875691500e-4f);
+    e = multiply_add(e, r, repeat(1.3981999507e-3f));
+    e = multiply_add(e, r, repeat(8.3334519073e-3f));
+    e = multiply_add(e, r, repeat(4.1665795894e-2f));
+    e = multiply_add(e, r, repeat(1.6666665459e-1f));
+    e = multiply_add(e, r, repeat(5.0000001201e-1f));
+    e = multiply_add(e, r * r, r + repeat(1.0f));
+    const ints power = (__builtin_convertvector(n, ints) + 127) << 23;
+    return choose(is_low, repeat(0.0f), e * (vec)power);
+}
+
 /* Numbers of an array of float32, or of the upper halves of such (bfloat16). */
 INLINE vec load_numbers(const char *from, ptrdiff_t index, const int is_half)
 {

@@ -19,6 +19,7 @@ from functools import cache
 
 import torch
 
+from eyas.native.rows import compiled_rows
 from eyas.ops.dispatch import Operation
 
 
@@ -53,6 +54,21 @@ def _by_kernel(
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _launcher()(stream_TD, parts, weight, epsilon, pdl=stream_TD.is_cuda)
+
+
+@add_norm.native
+def _by_native(
+    stream_TD: torch.Tensor,
+    parts: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = compiled_rows(stream_TD, parts, weight)
+    if rows is None or stream_TD.dim() != 2 or not stream_TD.is_contiguous():
+        return add_norm.by_torch(stream_TD, parts, weight, epsilon)
+    if parts is not None and (parts.shape != stream_TD.shape or not parts.is_contiguous()):
+        return add_norm.by_torch(stream_TD, parts, weight, epsilon)
+    return rows.add_norm(stream_TD, parts, weight, epsilon)
 
 
 def added(stream_TD: torch.Tensor, parts: torch.Tensor | None) -> torch.Tensor:

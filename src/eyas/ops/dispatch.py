@@ -28,15 +28,16 @@ Result = TypeVar("Result")
 
 
 class Operation(Generic[First, Parameters, Result]):
-    """A function whose first argument is on a device, with two bodies of the same parameters.
+    """A function whose first argument is on a device, with several bodies of the same parameters.
 
-    by_torch: runs on any device, and is the reference. by_kernel: runs where Triton kernels run.
-    Created as the decorator of the torch body; `kernel` is the decorator of the other one.
+    by_torch: runs on any device, and is the reference. by_kernel: runs where Triton kernels run;
+    by_native: elsewhere, with compiled C for some calls. Created as the decorator of the torch body;
+    `kernel` and `native` are the decorators of the others.
     """
 
     def __init__(self, by_torch: Callable[Concatenate[First, Parameters], Result]) -> None:
         update_wrapper(self, by_torch)
-        self.by_torch = self.by_kernel = by_torch
+        self.by_torch = self.by_kernel = self.by_native = by_torch
 
     def kernel(
         self, by_kernel: Callable[Concatenate[First, Parameters], Result]
@@ -45,6 +46,13 @@ class Operation(Generic[First, Parameters, Result]):
         self.by_kernel = by_kernel
         return by_kernel
 
+    def native(
+        self, by_native: Callable[Concatenate[First, Parameters], Result]
+    ) -> Callable[Concatenate[First, Parameters], Result]:
+        """Register the body that runs compiled C."""
+        self.by_native = by_native
+        return by_native
+
     def __call__(self, x: First, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        body = self.by_kernel if usable(x.device) else self.by_torch
+        body = self.by_kernel if usable(x.device) else self.by_native
         return body(x, *args, **kwargs)

@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from eyas.native.rows import compiled_rows
 from eyas.ops.dispatch import Operation
 from eyas.ops.row_functions import sigmoid
 
@@ -72,6 +73,14 @@ def _by_kernel(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tenso
     if activation not in ("silu", "clamped_silu"):
         return gate.by_torch(gate_up_T2F, activation)
     return _launcher()(gate_up_T2F, activation, pdl=gate_up_T2F.is_cuda)
+
+
+@gate.native
+def _by_native(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tensor:
+    rows = compiled_rows(gate_up_T2F) if activation == "silu" else None
+    if rows is None or gate_up_T2F.stride(1) != 1:
+        return gate.by_torch(gate_up_T2F, activation)
+    return rows.gate(gate_up_T2F)
 
 
 def _gated_serial(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tensor:

@@ -16,6 +16,7 @@ from functools import cache
 
 import torch
 
+from eyas.native.rows import compiled_rows
 from eyas.ops.add_norm import normalized
 from eyas.ops.dispatch import Operation
 
@@ -140,6 +141,40 @@ def _by_kernel(
         k_weight_H=None if norm is None else norm.k_weight_H,
         epsilon=0.0 if norm is None else norm.epsilon,
         pdl=heads_TX.is_cuda,
+    )
+
+
+@rotate_and_store.native
+def _by_native(
+    heads_TX: torch.Tensor,
+    angles: Angles,
+    destination: KVDestination,
+    num_query_heads: int,
+    num_kv_heads: int,
+    norm: HeadNorm | None,
+) -> torch.Tensor:
+    kv_S2GH, table_P2H = destination.kv_S2GH, angles.table_P2H
+    weight_NH = None if norm is None else norm.weight_NH
+    rows = compiled_rows(heads_TX, kv_S2GH, table_P2H, weight_NH)
+    if (
+        rows is None
+        or heads_TX.stride(1) != 1
+        or kv_S2GH.shape[1] != 2
+        or kv_S2GH.stride(3) != 1
+        or kv_S2GH.shape[3] % 2
+    ):
+        return rotate_and_store.by_torch(
+            heads_TX, angles, destination, num_query_heads, num_kv_heads, norm
+        )
+    return rows.rotate_and_store(
+        heads_TX,
+        table_P2H,
+        angles.positions_T,
+        destination.slots_T,
+        kv_S2GH,
+        num_query_heads,
+        weight_NH,
+        0.0 if norm is None else norm.epsilon,
     )
 
 
