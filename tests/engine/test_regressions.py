@@ -197,22 +197,14 @@ def test_parameters_of_a_wrong_kind_are_refused_by_name(values: dict[str, object
     assert refused.value.param == next(iter(values))
 
 
-def offline(engine_setting: Setting) -> LLM:
-    """The offline API around the tiny model."""
-    llm = LLM.__new__(LLM)
-    llm.engine = new_engine(engine_setting)
-    llm._num_requests, llm._inboxes = 0, {}
-    return llm
-
-
 def test_a_stream_that_nobody_reads_ends_when_it_is_dropped() -> None:
-    llm = offline(Setting())
-    unread = llm.stream(PROMPT, GREEDY)
-    assert llm.engine.has_work()
-    del unread
-    gc.collect()
-    llm.engine.step()
-    assert not llm.engine.has_work() and not llm._inboxes
-    with pytest.raises(RequestError):
-        llm.stream([], GREEDY)
-    assert len(list(llm.stream(PROMPT, GREEDY))) >= 1
+    with LLM("builtin", drafter="root") as llm:
+        unread = llm.stream(PROMPT, GREEDY)
+        assert llm.engine.has_work()
+        del unread
+        gc.collect()
+        llm.engine.step()
+        assert not llm.engine.has_work() and not llm._inboxes
+        with pytest.raises(RequestError):
+            llm.stream([], GREEDY)
+        assert len(list(llm.stream(PROMPT, GREEDY))) >= 1

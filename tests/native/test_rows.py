@@ -62,6 +62,17 @@ def test_gates_are_those_of_torch(dtype: torch.dtype, size: int) -> None:
         assert torch.equal(one, found[:, column : column + 1])
 
 
+def test_rows_that_stand_apart_have_the_same_bits() -> None:
+    """A single row counts as contiguous, the same row among others does not."""
+    wide, weight = random(6, 2 * 48), new_weight(48, torch.float32, CPU)
+    stream, parts = wide[:, :48], wide[:, 48:]
+    _, norms = add_norm(stream, parts, weight, 1e-6)
+    _, alone = add_norm(stream[2:3], parts[2:3], weight, 1e-6)
+    _, of_parts = add_norm(stream, torch.stack([parts, parts]), weight, 1e-6)
+    _, of_own = add_norm(stream[2:3], torch.stack([parts[2:3], parts[2:3]]), weight, 1e-6)
+    assert torch.equal(alone, norms[2:3]) and torch.equal(of_own, of_parts[2:3])
+
+
 def stored(
     dtype: torch.dtype,
     heads: tuple[int, int, int],

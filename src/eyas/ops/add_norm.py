@@ -63,12 +63,14 @@ def _by_native(
     weight: torch.Tensor | None,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = compiled_rows(stream_TD, parts, weight)
-    if rows is None or stream_TD.dim() != 2 or not stream_TD.is_contiguous():
+    rows = compiled_rows(stream_TD, weight)
+    if rows is None:
         return add_norm.by_torch(stream_TD, parts, weight, epsilon)
-    if parts is not None and (parts.shape != stream_TD.shape or not parts.is_contiguous()):
-        return add_norm.by_torch(stream_TD, parts, weight, epsilon)
-    return rows.add_norm(stream_TD, parts, weight, epsilon)
+    if parts is not None and (parts.dim() > 2 or parts.dtype != stream_TD.dtype):
+        stream_TD, parts = added(stream_TD, parts), None
+    if parts is not None:
+        parts = parts.contiguous()
+    return rows.add_norm(stream_TD.contiguous(), parts, weight, epsilon)
 
 
 def added(stream_TD: torch.Tensor, parts: torch.Tensor | None) -> torch.Tensor:

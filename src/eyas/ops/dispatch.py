@@ -37,7 +37,8 @@ class Operation(Generic[First, Parameters, Result]):
 
     def __init__(self, by_torch: Callable[Concatenate[First, Parameters], Result]) -> None:
         update_wrapper(self, by_torch)
-        self.by_torch = self.by_kernel = self.by_native = by_torch
+        self.by_torch = self.by_kernel = by_torch
+        self.by_native: Callable[Concatenate[First, Parameters], Result] | None = None
 
     def kernel(
         self, by_kernel: Callable[Concatenate[First, Parameters], Result]
@@ -54,5 +55,5 @@ class Operation(Generic[First, Parameters, Result]):
         return by_native
 
     def __call__(self, x: First, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        body = self.by_kernel if usable(x.device) else self.by_native
+        body = self.by_kernel if usable(x.device) else self.by_native or self.by_torch
         return body(x, *args, **kwargs)

@@ -156,21 +156,15 @@ def _by_native(
     kv_S2GH, table_P2H = destination.kv_S2GH, angles.table_P2H
     weight_NH = None if norm is None else norm.weight_NH
     rows = compiled_rows(heads_TX, kv_S2GH, table_P2H, weight_NH)
-    if (
-        rows is None
-        or heads_TX.stride(1) != 1
-        or kv_S2GH.shape[1] != 2
-        or kv_S2GH.stride(3) != 1
-        or kv_S2GH.shape[3] % 2
-    ):
+    if rows is None or kv_S2GH.shape[1] != 2 or kv_S2GH.shape[3] % 2:
         return rotate_and_store.by_torch(
             heads_TX, angles, destination, num_query_heads, num_kv_heads, norm
         )
     return rows.rotate_and_store(
-        heads_TX,
+        heads_TX if heads_TX.stride(1) == 1 else heads_TX.contiguous(),
         table_P2H,
-        angles.positions_T,
-        destination.slots_T,
+        angles.positions_T.contiguous(),
+        destination.slots_T.contiguous(),
         kv_S2GH,
         num_query_heads,
         weight_NH,
