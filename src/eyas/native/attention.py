@@ -11,16 +11,14 @@ Q queries of a lane.
 from __future__ import annotations
 
 import ctypes
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from torch.profiler import record_function
 
-from eyas.native.build import Built, load
+from eyas.native.build import Built, call, load
 
 DTYPES = (torch.float32, torch.bfloat16)
 """In which keys and values may be."""
@@ -126,9 +124,7 @@ class CompiledAttention:
             scale=self._scale,
             is_half=kv_S2GH.dtype == torch.bfloat16,
         )
-        is_profiled = torch.autograd._profiler_enabled()
-        with record_function("eyas::attention") if is_profiled else nullcontext():
-            self._run(ctypes.byref(work), torch.get_num_threads())
+        call("eyas::attention", self._run, ctypes.byref(work), torch.get_num_threads())
 
 
 @cache

@@ -21,6 +21,10 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import record_function
 
 from eyas.user_cache import cache_folder
 
@@ -59,6 +63,15 @@ def load(
         log.warning("%s by torch: the compiled code is wrong (%s)", what, built.reason)
         return Built(None, f"the compiled code is wrong ({built.reason})")
     return built
+
+
+def call(name: str, function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function of a library. torch's profiler sees it under this name."""
+    if torch.autograd._profiler_enabled():
+        with record_function(name):
+            function(*arguments)
+    else:
+        function(*arguments)
 
 
 def build(source: Path) -> Built:

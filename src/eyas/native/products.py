@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import record_function
 
-from eyas.native.build import Built, load
+from eyas.native.build import Built, call, load
 
 BLOCK = 1 << 20
 """Numbers of a weight that are packed at once; it limits the memory that packing needs."""
@@ -88,19 +86,19 @@ class PackedWeight:
         if x_TI.stride(1) != 1:
             x_TI = x_TI.contiguous()
         out_TO = torch.empty((len(x_TI), num_out))
-        is_profiled = torch.autograd._profiler_enabled()
-        with record_function("eyas::linear") if is_profiled else nullcontext():
-            run(
-                x_TI.data_ptr(),
-                x_TI.stride(0),
-                len(x_TI),
-                self._panels.data_ptr(),
-                self._is_half,
-                num_out,
-                num_in,
-                out_TO.data_ptr(),
-                torch.get_num_threads(),
-            )
+        call(
+            "eyas::linear",
+            run,
+            x_TI.data_ptr(),
+            x_TI.stride(0),
+            len(x_TI),
+            self._panels.data_ptr(),
+            self._is_half,
+            num_out,
+            num_in,
+            out_TO.data_ptr(),
+            torch.get_num_threads(),
+        )
         return out_TO
 
 

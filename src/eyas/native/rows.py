@@ -14,12 +14,10 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.profiler import record_function
 
-from eyas.native.build import Built, load
+from eyas.native.build import Built, call, load
 
 DTYPES = (torch.float32, torch.bfloat16)
 _SIZE, _POINTER, _INT = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int
@@ -58,7 +56,8 @@ class CompiledRows:
         out_TD = torch.empty_like(stream_TD)
         sum_TD = stream_TD if parts_TD is None else torch.empty_like(stream_TD)
         num_rows, size = stream_TD.shape
-        _run(
+        call(
+            "eyas::add_norm",
             self._add_norm,
             stream_TD.data_ptr(),
             None if parts_TD is None else parts_TD.data_ptr(),
@@ -107,14 +106,16 @@ class CompiledRows:
             epsilon=epsilon,
             is_half=heads_TX.dtype == torch.bfloat16,
         )
-        _run(self._rotate_and_store, ctypes.byref(work), torch.get_num_threads())
+        arguments = ctypes.byref(work), torch.get_num_threads()
+        call("eyas::rotate_and_store", self._rotate_and_store, *arguments)
         return queries_TNH
 
     def gate(self, gate_up_T2F: torch.Tensor) -> torch.Tensor:
         """As `ops.gate` with silu. Columns are contiguous."""
         num_rows, size = gate_up_T2F.shape[0], gate_up_T2F.shape[1] // 2
         out_TF = gate_up_T2F.new_empty(num_rows, size)
-        _run(
+        call(
+            "eyas::gate",
             self._gate,
             gate_up_T2F.data_ptr(),
             gate_up_T2F.stride(0),
@@ -125,15 +126,6 @@ class CompiledRows:
             torch.get_num_threads(),
         )
         return out_TF
-
-
-def _run(function: Any, *arguments: Any) -> None:
-    """Call a function of the library, which torch's profiler sees."""
-    if torch.autograd._profiler_enabled():
-        with record_function(function.__name__):
-            function(*arguments)
-    else:
-        function(*arguments)
 
 
 @cache

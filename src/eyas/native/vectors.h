@@ -47,14 +47,14 @@ typedef float32x4_t vec;
 typedef int32_t ints __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 /* Where `condition` has all bits set a, else b. */
-INLINE vec choose(ints condition, vec a, vec b)
-{
-    return (vec)((condition & (ints)a) | (~condition & (ints)b));
-}
-
 INLINE ints choose_ints(ints condition, ints a, ints b)
 {
     return (condition & a) | (~condition & b);
+}
+
+INLINE vec choose(ints condition, vec a, vec b)
+{
+    return (vec)choose_ints(condition, (ints)a, (ints)b);
 }
 
 /* e ** x for x <= 0, and 0 below -87 (Cephes' expf: a polynomial times a power of two). */
