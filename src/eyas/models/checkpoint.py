@@ -117,14 +117,19 @@ class Checkpoint:
 
     def read_tensor(self, name: str) -> torch.Tensor:
         """Return the values of one tensor, on the CPU."""
-        tensor = self.tensors[name]
+        return dict(self.read_tensors([name]))[name]
+
+    def read_tensors(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the name and the values of each of these tensors, on the CPU. A file is opened once."""
         with _Readers() as readers:
-            readers.open(tensor.files)
-            if tensor.packing is None:
-                return readers.read(tensor)
-            pieces = readers.read_pieces(tensor.packing)
-            parts = [tensor.packing.decode(pieces, *rows) for rows in tensor.row_ranges()]
-            return torch.cat(parts)
+            for tensor in map(self.tensors.__getitem__, names):
+                readers.open(tensor.files)
+                if tensor.packing is None:
+                    yield tensor.name, readers.read(tensor)
+                    continue
+                pieces = readers.read_pieces(tensor.packing)
+                parts = [tensor.packing.decode(pieces, *rows) for rows in tensor.row_ranges()]
+                yield tensor.name, torch.cat(parts)
 
     def read_stored(self, name: str) -> torch.Tensor:
         """Return one tensor as it is in the files, on the CPU."""

@@ -310,7 +310,7 @@ def _empty_biases(checkpoint: Checkpoint, names: list[str]) -> set[str]:
         weight = checkpoint.tensors.get(f"{name.removesuffix('bias')}weight")
         if name.endswith(".bias") and weight is not None and weight.packing is not None:
             biases.append(name)
-    return {name for name in biases if not bool(checkpoint.read_tensor(name).any())}
+    return {name for name, values in checkpoint.read_tensors(biases) if not bool(values.any())}
 
 
 def _hint(names: list[str], checkpoint: Checkpoint) -> str:

@@ -36,7 +36,7 @@ def read_draft_ids(
             )
         return None
     names = [name for name in (d2t, t2d) if name]
-    maps = {name: checkpoint.read_tensor(name) for name in names}
+    maps = dict(checkpoint.read_tensors(names))
     offsets_V = maps[d2t]
     if offsets_V.shape != (spec.draft_vocab_size,) or offsets_V.is_floating_point():
         raise ValueError(
