@@ -127,13 +127,13 @@ def recorded(stage: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGra
     unless the capture needs it: other steps are under way, and the next ones use it.
     """
     try:
-        return _record(stage, pool)
+        return _recorded_once(stage, pool)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()  # during a capture the allocator does not do so by itself
-        return _record(stage, pool)
+        return _recorded_once(stage, pool)
 
 
-def _record(stage: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
+def _recorded_once(stage: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
     graph = torch.cuda.CUDAGraph()
     with restoring_generator(), torch.cuda.stream(_capture_stream(torch.cuda.current_device())):
         graph.capture_begin(pool, capture_error_mode="thread_local")
@@ -175,13 +175,12 @@ class Stages:
         if captured is not None:
             captured.replay()
         else:
-            captured = self._capture(name, stage) if self.is_prepared else None
+            captured = self._capture(name, stage, logging.DEBUG) if self.is_prepared else None
             if captured is None:
                 result = stage()
-                captured = self._capture(name, stage)
+                captured = self._capture(name, stage, logging.WARNING)
                 if captured is None:
                     # The result of the call is valid, but stages that read it must not be captured.
-                    log.warning("a stage of a step cannot be captured: %s", name)
                     self._has_given_up = True
                     self._captured.clear()
                     return result
@@ -190,13 +189,13 @@ class Stages:
         self.graphs.num_replays += 1
         return captured.result
 
-    def _capture(self, name: Hashable, stage: Callable[[], Any]) -> Captured | None:
-        """Capture and replay a stage; None if that fails."""
+    def _capture(self, name: Hashable, stage: Callable[[], Any], level: int) -> Captured | None:
+        """Capture and replay a stage; None if that fails, which is logged at this level."""
         try:
             captured = self.graphs.capture(name, stage)
             captured.replay()
         except Exception:
-            log.info("a stage of a step was not captured: %s", name, exc_info=True)
+            log.log(level, "a stage of a step cannot be captured: %s", name, exc_info=True)
             return None
         return captured
 
