@@ -54,26 +54,26 @@ def find_row_order(
     max_rows = RowOrder(least, is_stepped=True).pad(max_rows)
     differing = partial(_worst_count, shapes, heads, dtype, least)
     worst, label = differing(max_rows)
-    for minimum in MINIMUMS:
-        if worst < minimum:
-            rest = f" ({label} differs at {worst})" if worst else ""
-            reason = f"every shape agrees from {minimum} rows up{rest}"
-            return RowOrderReport(RowOrder(minimum, is_stepped=True), True, reason)
-    reason = f"for {label} differs at {worst} rows"
-    worst, label = differing(BUCKET)
-    for minimum in MINIMUMS:
-        if worst < minimum:
-            order = RowOrder(minimum, BUCKET, is_stepped=True)
-            return RowOrderReport(
-                order, True, f"products run up to {BUCKET} rows at a time, {reason}"
-            )
+    if minimum := _minimum_above(worst):
+        rest = f" ({label} differs at {worst})" if worst else ""
+        reason = f"every shape agrees from {minimum} rows up{rest}"
+        return RowOrderReport(RowOrder(minimum, is_stepped=True), True, reason)
+    reason = f"{BUCKET} rows at a time, for {label} differs at {worst} rows"
+    if minimum := _minimum_above(differing(BUCKET)[0]):
+        order = RowOrder(minimum, BUCKET, is_stepped=True)
+        return RowOrderReport(order, True, f"products run up to {reason}")
     order = RowOrder(BUCKET, BUCKET)
     with torch.inference_mode():
         for label, layer, in_features, _ in _probes(shapes, heads, dtype):
             if not _is_exact_in_place(layer, _rows(BUCKET, in_features, dtype)):
                 text = f"{label} depends on the other rows even at {BUCKET} rows"
                 return RowOrderReport(order, False, text)
-    return RowOrderReport(order, True, f"products run {BUCKET} rows at a time, {reason}")
+    return RowOrderReport(order, True, f"products run {reason}")
+
+
+def _minimum_above(count: int) -> int | None:
+    """Return the first of MINIMUMS above a row count; None if there is none."""
+    return next((minimum for minimum in MINIMUMS if count < minimum), None)
 
 
 def _worst_count(
