@@ -13,10 +13,9 @@ import json
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
 from statistics import median
@@ -27,41 +26,40 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from eyas.children import python_command
+from eyas.models import ModelSpec
 from eyas.verify.machine import describe_run, write_result
+from eyas_bench.shapes import SHAPES
+from replicas import free_port, wait_for
 
-LLAMA_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-    "torch_dtype": "bfloat16",
-}
-TINY: dict[str, Any] = {
-    **LLAMA_8B,
-    "vocab_size": 2048,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "bos_token_id": 2046,
-    "eos_token_id": 2047,
-    "torch_dtype": "float32",
-}
 NUM_SPECIAL = 256
-START_SECONDS, LOAD_SECONDS = 300, 600
+LOAD_SECONDS = 600
+
+
+def config_of(spec: ModelSpec, dtype: str) -> dict[str, Any]:
+    """Return the config.json of a Llama model of these sizes, with the last ids as special tokens."""
+    first_special = spec.vocab_size - NUM_SPECIAL
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_query_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "rms_norm_eps": spec.norm_epsilon,
+        "rope_theta": spec.rope.theta,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "bos_token_id": first_special,
+        "eos_token_id": first_special + 1,
+        "torch_dtype": dtype,
+    }
+
+
+LLAMA_8B = config_of(SHAPES["llama-3.1-8b"].model, "bfloat16")
+TINY = config_of(replace(SHAPES["tiny"].model, vocab_size=2048), "float32")
 
 
 def write_checkpoint(folder: Path, config: dict[str, Any]) -> None:
@@ -128,24 +126,15 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 @contextmanager
-def serving(model: Path, port: int) -> Iterator[str]:
+def serving(model: Path) -> Iterator[str]:
     """Run `eyas serve` and give its URL. RuntimeError: it does not start."""
+    port = free_port()
     options = ("--drafter", "root", "--log-level", "warning")
     command = python_command("eyas", "serve", str(model), "--port", str(port), *options)
     process = subprocess.Popen(command)
     try:
         url = f"http://127.0.0.1:{port}"
-        for _ in range(START_SECONDS * 2):
-            if process.poll() is not None:
-                raise RuntimeError("eyas serve has ended")
-            try:
-                with urllib.request.urlopen(f"{url}/ready", timeout=5):
-                    break
-            except (urllib.error.URLError, TimeoutError, ConnectionError):
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(0.5)
-        else:
-            raise RuntimeError(f"eyas serve was not ready in {START_SECONDS} s")
+        wait_for(f"{url}/ready", process)
         yield url
     finally:
         process.terminate()
@@ -163,7 +152,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a shape for a CPU")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--port", type=int, default=8737)
     parser.add_argument("--output", type=Path)
     given, load = parser.parse_known_args()
     config = TINY if given.tiny else LLAMA_8B
@@ -175,7 +163,7 @@ def main() -> None:
         output = Path(temporary) / "result.json"
         ids = ("--vocab-size", str(config["vocab_size"] - NUM_SPECIAL))
         for _ in range(given.rounds):
-            with serving(folder, given.port) as url:
+            with serving(folder) as url:
                 measure(("--url", url, *ids), load, output)  # warms up, as the other does by itself
                 found["http"].append(measure(("--url", url, *ids), load, output))
             alone = ("--model", str(folder), "--drafter", "root")
