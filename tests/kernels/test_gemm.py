@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from eyas.kernels import has_warpgroups
 from eyas.kernels.activation import gated_silu
 from eyas.kernels.gemm import (
+    MOST_LINES,
     gated_product,
     product,
     split_columns,
@@ -233,7 +234,7 @@ def hopper_job(
         "GATED": gated,
         "NUM_FOLDED": num_folded,
         "BY_COPY_ENGINE": tile.by_copy_engine,
-        "PREFETCH": 512,
+        "PREFETCH": MOST_LINES,
         "PDL": True,
         "LAYOUT": "plain",
         "SCALE": "",

@@ -47,9 +47,11 @@ COMPILER = f"triton {triton.__version__}"
 """The compiler's version, on which the kernels' speed depends."""
 GROUP_ROW_TILES = 8
 """Row tiles that run next to each other, so that they share a tile of weights in the L2 cache."""
-PREFETCH = 512
-"""Columns of a program's weights that are prefetched before the kernel before has ended; of packed
-weights bytes."""
+PREFETCHED_BYTES = 4 << 20
+"""Bytes of a product's weights that its programs together prefetch before the kernel before has ended;
+more of them delay the programs' own loads."""
+LINE_BYTES, MOST_LINES = 128, 8
+"""Bytes of a line of the L2 cache, and the most lines of a row that are prefetched."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "group_tiles", "num_groups"])
@@ -101,7 +103,8 @@ def product_kernel(
     x_blocks, more_blocks, weight_blocks: tensor descriptors of x and weight, None but BY_COPY_ENGINE.
     LAYOUT: of a packed weight, or "plain"; then weight_OI points to words or bytes of so many NUMBERS,
     and scales_OG, SCALE, SCALE_ROWS and SCALE_COLUMNS describe the scales (`packed.Layout`).
-    weight_stride: of its rows. NUM_STAGES: of the loop over its columns.
+    weight_stride: of its rows. PREFETCH: lines of each row's part in a split that are prefetched.
+    NUM_STAGES: of the loop over its columns.
     """
     columns_of_tile: tl.constexpr = BLOCK_OUT // 2 if GATED else BLOCK_OUT
     PAIRED: tl.constexpr = GATED and BY_COPY_ENGINE
@@ -123,8 +126,7 @@ def product_kernel(
     last = min(first + split_columns, num_columns)
     if PREFETCH:
         line: tl.constexpr = 1024 // weight_OI.dtype.element_ty.primitive_bitwidth
-        count: tl.constexpr = PREFETCH // 64 if LAYOUT == "plain" else PREFETCH // 128
-        lines = first // NUMBERS + tl.arange(0, count) * line
+        lines = first // NUMBERS + tl.arange(0, PREFETCH) * line
         last_row = num_out * 2 - 1 if GATED else num_out - 1
         rows = tl.minimum(weight_row_O, last_row)[:, None] * weight_stride
         prefetch_lines(weight_OI + rows + tl.minimum(lines, weight_stride - 1)[None, :])
@@ -204,6 +206,14 @@ def split_columns(num_columns: int, num_splits: int) -> int:
     if num_splits == 1:
         return num_columns
     return -(-num_columns // (num_splits * SPLIT_MULTIPLE)) * SPLIT_MULTIPLE
+
+
+def prefetched_lines(weight_OI: torch.Tensor, num_splits: int) -> int:
+    """Return how many lines of a row's part in a split are prefetched: a power of two, or 0."""
+    lines = PREFETCHED_BYTES // (LINE_BYTES * len(weight_OI) * num_splits)
+    row_lines = weight_OI.stride(0) * weight_OI.element_size() // (LINE_BYTES * num_splits)
+    most = min(lines, row_lines, MOST_LINES)
+    return 1 << (most.bit_length() - 1) if most else 0
 
 
 def product(
@@ -359,7 +369,7 @@ def _launch(
         GATED=is_gated,
         NUM_FOLDED=num_folded,
         BY_COPY_ENGINE=by_copy_engine,
-        PREFETCH=PREFETCH if pdl else 0,
+        PREFETCH=prefetched_lines(weight_OI, num_splits) if pdl else 0,
         **layout_options(weight),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
