@@ -69,8 +69,9 @@ def _serve(address: str) -> None:
     import importlib
 
     for name in (
-        *("eyas.engine.worker", "eyas.engine.build", "eyas.engine.follower", "eyas.text"),
-        *("eyas.engine.handover", "eyas.cli", "eyas.server.launch", "tests.server.forked_serve"),
+        *("eyas.engine.worker", "eyas.engine.build", "eyas.engine.follower"),
+        *("eyas.engine.handover", "eyas.text", "eyas.cli"),
+        *("eyas.server.process.launch", "tests.server.forked_serve"),
     ):
         importlib.import_module(name)
     from eyas.draft import costs

@@ -1,7 +1,7 @@
 """Write the generated tables of README.md and docs/*.md.
 
 Measured tables come from benchmarks/results/*.json, those of docs/peers.md from the tables of the
-command line, that of error codes from `eyas.server.codes`, and that of clients from their locks.
+command line, that of error codes from `eyas.server.http.codes`, and that of clients from their locks.
 
 `python tools/make_docs.py` replaces the text between `<!-- table:NAME -->` and `<!-- end -->`;
 `--check` changes nothing and fails if a table is out of date.
@@ -27,7 +27,7 @@ from device_tables import (
     serve_table,
     speed_table,
 )
-from eyas.server.codes import Code
+from eyas.server.http.codes import Code
 from peers_tables import accepted_table, options_table, refused_table
 from run_clients import versions_table
 

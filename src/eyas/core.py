@@ -392,7 +392,7 @@ class Delta(msgspec.Struct, kw_only=True):
     stop_reason: the stop string or token id that ended the text; None for an end-of-sequence token.
     error: why the choice ended with an error.
     param: the field of the request at fault, if there is one. code: the kind of error, if it is
-    known (`eyas.server.codes`).
+    known (`eyas.server.http.codes`).
     kv_handle: of the prompt's keys and values, on the last delta, if the request offers them.
     """
 

@@ -271,7 +271,7 @@ def draft_config(options: str) -> DraftConfig:
         return 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eyas.server.launch.serve", start)
+        patch.setattr("eyas.server.process.launch.serve", start)
         with pytest.raises(SystemExit):
             main(["serve", *shlex.split(options)])
     return started[0].draft

@@ -54,7 +54,7 @@ def outcome(
         started.append((config, options))
         return 0
 
-    monkeypatch.setattr("eyas.server.launch.serve", start)
+    monkeypatch.setattr("eyas.server.process.launch.serve", start)
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", *arguments])

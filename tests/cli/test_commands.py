@@ -189,7 +189,9 @@ def test_serve_hands_its_manners_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from eyas.server.options import ServerOptions
 
     started: list[ServerOptions] = []
-    monkeypatch.setattr("eyas.server.launch.serve", lambda *given: started.append(given[1]) or 0)
+    monkeypatch.setattr(
+        "eyas.server.process.launch.serve", lambda *given: started.append(given[1]) or 0
+    )
     ok("serve")
     ok("serve", "--metrics-names", "sglang", "--log-format", "json", "--allow-no-key")
     ok("serve", "--start-wait", "0")

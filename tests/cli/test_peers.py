@@ -40,7 +40,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
             started.append(config)
             return 0
 
-        monkeypatch.setattr("eyas.server.launch.serve", start)
+        monkeypatch.setattr("eyas.server.process.launch.serve", start)
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main(["serve", *arguments])

@@ -21,7 +21,7 @@ from eyas.parallel.lost import GroupLost
 from eyas.parallel.shard import Shard
 from eyas.runner import device as device_module
 from eyas.runner.device import open_device
-from eyas.server.node import run_node
+from eyas.server.process.node import run_node
 from tests.models.tiny import make_model, save_model
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from eyas.config import EngineConfig, EngineInfo, ModelConfig
 from eyas.core import Delta, DraftCounts, Mark, Request, RequestError, TokenLogprob, Usage
 from eyas.grammar import Marker
-from eyas.server.client import EngineHealth, State
-from eyas.server.free_text import ControlTokenSplitter
-from eyas.server.launch import new_server
+from eyas.server.constraints.free_text import ControlTokenSplitter
 from eyas.server.options import ServerOptions
+from eyas.server.process.client import EngineHealth, State
+from eyas.server.process.launch import new_server
 from eyas.server.service import Service
 from eyas.text import Detokenizer, Tokenizer
 from eyas.wire import EngineStats, GrammarStats, NodeCounts

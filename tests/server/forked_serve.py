@@ -10,7 +10,7 @@ import sys
 from functools import partial
 
 from eyas.cli import main
-from eyas.server import launch
+from eyas.server.process import launch
 from tests import forked
 
 

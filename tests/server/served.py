@@ -11,9 +11,9 @@ import sys
 import msgspec
 
 from eyas.config import EngineConfig, ModelConfig
-from eyas.server import client
-from eyas.server.launch import serve
 from eyas.server.options import ServerOptions
+from eyas.server.process import client
+from eyas.server.process.launch import serve
 
 if __name__ == "__main__":
     directory, *rest = sys.argv[1:]

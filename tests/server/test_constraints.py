@@ -10,10 +10,10 @@ import pytest
 
 from eyas.core import GrammarError, RequestError
 from eyas.grammar import SPACED, Choice, Json, Literal, Regex, Source
-from eyas.server.body import parse
-from eyas.server.constraints import Constraint, constraint_of
-from eyas.server.errors import ApiError
-from eyas.server.free_text import ControlTokenSplitter
+from eyas.server.constraints.fields import Constraint, constraint_of
+from eyas.server.constraints.free_text import ControlTokenSplitter
+from eyas.server.http.body import parse
+from eyas.server.http.errors import ApiError
 from eyas.server.request_models import ChatBody
 from eyas.text import Tokenizer
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eyas.server.launch import SPARE_FILES, fit_to_open_files
 from eyas.server.options import ServerOptions
+from eyas.server.process.launch import SPARE_FILES, fit_to_open_files
 from tests.server.fakes import FakeClient, LiveServer, live_server
 from tests.server.test_error_codes import held
 from tests.server.test_launch import served
@@ -145,14 +145,14 @@ def upload(server: LiveServer, length: int, data: bytes) -> socket.socket:
 def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for two bodies of 5000 bytes, of which a tenth is free."""
     monkeypatch.setattr("eyas.server.options.MAX_LARGE_BODIES", 2)
-    monkeypatch.setattr("eyas.server.body.SMALL_BYTES", 500)
-    monkeypatch.setattr("eyas.server.body.PROGRESS_BYTES", 1000)
+    monkeypatch.setattr("eyas.server.http.body.SMALL_BYTES", 500)
+    monkeypatch.setattr("eyas.server.http.body.PROGRESS_BYTES", 1000)
 
 
 def test_bodies_share_their_memory(
     directory: Path, small_room: None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("eyas.server.body.STALLED_SECONDS", 60)
+    monkeypatch.setattr("eyas.server.http.body.STALLED_SECONDS", 60)
     large = {**BODY, "user": "x" * 1600}
     with live_server(FakeClient(directory), max_body_bytes=5000) as server:
         with contextlib.ExitStack() as stack:
@@ -169,7 +169,7 @@ def test_bodies_share_their_memory(
 def test_an_upload_that_stands_still_makes_room(
     directory: Path, small_room: None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("eyas.server.body.STALLED_SECONDS", 0.2)
+    monkeypatch.setattr("eyas.server.http.body.STALLED_SECONDS", 0.2)
     large = {**BODY, "user": "x" * 3000}
     with (
         live_server(FakeClient(directory), max_body_bytes=5000) as server,

@@ -19,14 +19,14 @@ from eyas import wire
 from eyas.config import EngineConfig, ModelConfig
 from eyas.core import Delta, KVHandle, Mark, Request, RequestError, SamplingParams, Usage
 from eyas.grammar import OutputSpec, Regex
-from eyas.server.client import (
+from eyas.server.http.codes import Code
+from eyas.server.process.client import (
     EngineOverloaded,
     EngineProcess,
     EngineUnavailable,
     _DeltaBuffer,
     add_to,
 )
-from eyas.server.codes import Code
 from eyas.server.token_texts import TokenTexts, split_by_token
 from tests.server.engine_info import engine_info
 from tests.server.fakes import DRAFTS
@@ -197,7 +197,7 @@ def test_an_engine_that_cannot_be_built_says_why_and_keeps_secrets():
 
 
 def test_an_engine_that_hangs_is_killed_at_the_end(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("eyas.server.client.KILL_SECONDS", 0.2)
+    monkeypatch.setattr("eyas.server.process.client.KILL_SECONDS", 0.2)
 
     async def test():
         async with engine() as client:

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from eyas.core import GrammarError, RequestError
-from eyas.server import thread_pool
-from eyas.server.client import EngineOverloaded, EngineUnavailable
-from eyas.server.codes import Code
+from eyas.server.http import thread_pool
+from eyas.server.http.codes import Code
+from eyas.server.process.client import EngineOverloaded, EngineUnavailable
 from tests.server.fakes import FakeClient, LiveServer, live_server
 from tests.server.test_limits import post_head, raw, read_all
 

@@ -15,9 +15,9 @@ import pytest
 from eyas.core import GrammarError
 from eyas.schemas import prepare
 from eyas.schemas.prepare import LruCache
-from eyas.server.errors import ApiError
+from eyas.server.http.errors import ApiError
+from eyas.server.http.thread_pool import FairThreadPool
 from eyas.server.options import ServerOptions
-from eyas.server.thread_pool import FairThreadPool
 from tests.server.conftest import NEEDS_CHECKPOINT, serving
 from tests.server.fakes import FakeClient, live_server
 from tests.server.test_limits import CHAT, until

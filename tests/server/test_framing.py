@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eyas.server import http_protocol
+from eyas.server.http import protocol as http_protocol
 from tests.server.fakes import FakeClient, LiveServer, live_server
 from tests.server.test_limits import CHAT, post_head, raw, read_all, until
 
@@ -229,6 +229,6 @@ def test_a_body_in_one_length_is_read_whichever_way_it_comes(server: LiveServer)
 
 
 def test_a_head_that_does_not_come_is_given_up(server: LiveServer, monkeypatch):
-    monkeypatch.setattr("eyas.server.http_protocol.HEAD_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr("eyas.server.http.protocol.HEAD_TIMEOUT_SECONDS", 0.2)
     with raw(server, b"GET /health HTTP/1.1\r\nx: ") as connection:
         assert read_all(connection) == b""

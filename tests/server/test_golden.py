@@ -7,7 +7,7 @@ import re
 
 import httpx
 
-from eyas.server.errors import DOCS
+from eyas.server.http.errors import DOCS
 from tests.server.fakes import FakeClient
 
 USER = [{"role": "user", "content": "x"}]

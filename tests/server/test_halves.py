@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from eyas import LLM, Grammar, JsonSchema, Regex, RequestError, SamplingParams
-from eyas.server.errors import ApiError
-from eyas.server.json_text import json_object
+from eyas.server.http.errors import ApiError
+from eyas.server.http.json_text import json_object
 from tests.server.conftest import NEEDS_CHECKPOINT
 from tests.server.fakes import FakeClient
 

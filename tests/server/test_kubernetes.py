@@ -47,7 +47,7 @@ def started(
     """What the container's command line starts."""
     calls: list[tuple[EngineConfig, ServerOptions]] = []
     monkeypatch.setattr(
-        "eyas.server.launch.serve", lambda *settings: calls.append(settings[:2]) or 0
+        "eyas.server.process.launch.serve", lambda *settings: calls.append(settings[:2]) or 0
     )
     (container,) = pod(server["Deployment/eyas"])["spec"]["containers"]
     assert container["command"] == ["eyas", "serve"]

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas.server.body import parse
-from eyas.server.errors import ApiError
-from eyas.server.json_text import MAX_STRUCTURE, MAX_VALUES, json_object
+from eyas.server.http.body import parse
+from eyas.server.http.errors import ApiError
+from eyas.server.http.json_text import MAX_STRUCTURE, MAX_VALUES, json_object
 from eyas.server.request_models import ChatBody, CompletionBody, DetokenizeBody, GenerateBody
 from eyas.text import Tokenizer
 from tests.server.fakes import FakeClient, LiveServer

@@ -227,7 +227,7 @@ def test_a_model_directory_with_a_broken_tokenizer_is_exit_status_one(tmp_path: 
 
 def test_the_http_side_imports_neither_torch_nor_the_engine():
     code = (
-        "import sys, eyas.server.launch, eyas.text;"
+        "import sys, eyas.server.process.launch, eyas.text;"
         "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'transformers', 'numpy')"
         " or m.startswith('eyas.engine')])"
     )

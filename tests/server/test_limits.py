@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from eyas.core import GrammarError
-from eyas.server.client import EngineOverloaded, EngineUnavailable
+from eyas.server.process.client import EngineOverloaded, EngineUnavailable
 from tests.server.fakes import ANSWER, FakeClient, LiveServer, live_server
 
 CHAT = "/v1/chat/completions"
@@ -325,8 +325,8 @@ def test_metrics_tell_what_output_grammars_cost(http: httpx.Client, fake: FakeCl
 
 def test_labels_of_metrics_stay_few():
     from eyas.core import DraftCounts
-    from eyas.server.client import EngineHealth
-    from eyas.server.metrics import MAX_DEPTHS, MAX_NAMES, Metrics
+    from eyas.server.process.client import EngineHealth
+    from eyas.server.telemetry.metrics import MAX_DEPTHS, MAX_NAMES, Metrics
     from eyas.wire import EngineStats, NodeCounts
 
     drafts = DraftCounts(
@@ -346,7 +346,7 @@ def test_labels_of_metrics_stay_few():
 
 def test_the_log_tells_the_lengths_that_were_accepted():
     from eyas.core import DraftCounts
-    from eyas.server.launch import draft_statistics
+    from eyas.server.process.launch import draft_statistics
 
     before = DraftCounts(num_drafts=10, accepted_by_depth=[10])
     now = DraftCounts(num_drafts=20, accepted_by_depth=[18, 5, 2])

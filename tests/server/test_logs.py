@@ -19,8 +19,8 @@ import pytest
 
 from eyas.config import StartChoice
 from eyas.logs import JsonFormatter, OneLineFormatter, shows_colours
-from eyas.server.launch import is_reached_by_others
-from eyas.server.start_choices import as_fields, as_table
+from eyas.server.process.launch import is_reached_by_others
+from eyas.server.process.start_choices import as_fields, as_table
 from tests import forked
 from tests.server.test_launch import ENVIRONMENT, SECONDS, chat, served
 

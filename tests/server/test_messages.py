@@ -17,9 +17,9 @@ from eyas.dialect import Wanted
 from eyas.dialect.choose import family_dialect
 from eyas.server.chat import PreparedChat
 from eyas.server.formats import ChoiceOutput, usage_object
-from eyas.server.messages import field_name
-from eyas.server.messages_format import MessagesFormat
-from eyas.server.messages_models import AssistantTurn
+from eyas.server.messages.conversion import field_name
+from eyas.server.messages.format import MessagesFormat
+from eyas.server.messages.models import AssistantTurn
 from tests.server.conftest import NEEDS_CHECKPOINT
 from tests.server.fakes import ANSWER, FakeClient
 from tests.server.test_answer_stream_law import (

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_open
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from eyas.server.metrics_format import ALIASES, OPEN_METRICS, TEXT, wants_open_metrics
+from eyas.server.telemetry.metrics_format import ALIASES, OPEN_METRICS, TEXT, wants_open_metrics
 from tests.server.fakes import FakeClient, live_server
 
 OPEN = "application/openmetrics-text"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-from eyas.server.client import EngineOverloaded, EngineUnavailable
+from eyas.server.process.client import EngineOverloaded, EngineUnavailable
 from tests.server.fakes import ANSWER, FakeClient, refusal
 
 USER = [{"role": "user", "content": "What is the capital of France?"}]

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from eyas.server.http.origins import Origins, checked_host, checked_origin
 from eyas.server.options import ServerOptions
-from eyas.server.origins import Origins, checked_host, checked_origin
 from tests.server.fakes import FakeClient, LiveServer, live_server
 from tests.server.test_limits import raw, read_all
 

@@ -18,9 +18,9 @@ from eyas.dialect import Wanted
 from eyas.dialect.choose import family_dialect
 from eyas.server.chat import PreparedChat
 from eyas.server.formats import ChoiceOutput, usage_object
-from eyas.server.response_models import InputItem, ResponseBody
-from eyas.server.response_store import ENTRY_BYTES, ResponseStore, StoredResponse
-from eyas.server.responses_format import ResponsesFormat
+from eyas.server.responses.format import ResponsesFormat
+from eyas.server.responses.models import InputItem, ResponseBody
+from eyas.server.responses.store import ENTRY_BYTES, ResponseStore, StoredResponse
 from tests.server.conftest import NEEDS_CHECKPOINT
 from tests.server.fakes import ANSWER, FakeClient, live_server
 from tests.server.test_answer_stream_law import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.server.socket_folder import LOCK, MAX_PATH_BYTES, SOCKET, SocketFolder
+from eyas.server.process.socket_folder import LOCK, MAX_PATH_BYTES, SOCKET, SocketFolder
 from tests.server.test_launch import served
 
 

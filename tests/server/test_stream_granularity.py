@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.core import Delta, SamplingParams
-from eyas.server.client import add_to
 from eyas.server.formats import ChoiceOutput
+from eyas.server.process.client import add_to
 from eyas.server.token_texts import TokenTexts, split_by_token
 from tests.server.fakes import ANSWER, FakeClient, live_server
 from tests.server.test_answer_stream_law import (

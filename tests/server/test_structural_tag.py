@@ -19,9 +19,9 @@ from eyas.grammar import (
     Repeat,
     Source,
 )
-from eyas.server.free_text import ControlTokenSplitter
-from eyas.server.json_schema import schema_node
-from eyas.server.structural_tag import structural_tag
+from eyas.server.constraints.free_text import ControlTokenSplitter
+from eyas.server.constraints.json_schema import schema_node
+from eyas.server.constraints.structural_tag import structural_tag
 from eyas.text import Tokenizer
 
 OBJECT = {"type": "object"}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from eyas import wire
-from eyas.server.client import EngineHealth
-from eyas.server.restarts import RestartPolicy
-from eyas.server.supervisor import EngineSupervisor
+from eyas.server.process.client import EngineHealth
+from eyas.server.process.restarts import RestartPolicy
+from eyas.server.process.supervisor import EngineSupervisor
 
 
 class Engine:

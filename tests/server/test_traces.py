@@ -12,14 +12,14 @@ import httpx
 import pytest
 
 from eyas.server.options import ServerOptions, traces_endpoint
-from eyas.server.record import RequestRecord
+from eyas.server.telemetry.record import RequestRecord
 from tests.server.fakes import ANSWER, FakeClient, LiveServer
 from tests.server.test_launch import SECONDS, chat, served
 from tests.server.test_limits import until
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace.export")
 in_memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
-traces = pytest.importorskip("eyas.server.traces")
+traces = pytest.importorskip("eyas.server.telemetry.traces")
 protobuf = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 status = pytest.importorskip("opentelemetry.trace.status")
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from eyas.config import EngineConfig
-from eyas.server.launch import serve
 from eyas.server.options import ServerOptions, traces_endpoint
+from eyas.server.process.launch import serve
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_anything_but_an_http_address_is_refused(given: str) -> None:
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "eyas.server.traces", raising=False)
+    monkeypatch.delitem(sys.modules, "eyas.server.telemetry.traces", raising=False)
     for name in [each for each in sys.modules if each.split(".")[0] == "opentelemetry"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)

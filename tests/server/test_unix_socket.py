@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eyas.server.socket_file import SocketFile
+from eyas.server.process.socket_file import SocketFile
 from tests.server.test_launch import Served, served
 
 BODY = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}

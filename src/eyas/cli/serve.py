@@ -96,8 +96,8 @@ def serve(
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
     from eyas.dialect import check_parsers
-    from eyas.server.launch import serve as run_server
     from eyas.server.options import traces_endpoint
+    from eyas.server.process.launch import serve as run_server
     from eyas.text.template import template_text
 
     parsed: ParsedLine = context.meta[META]
@@ -156,7 +156,7 @@ def serve(
         otlp_traces_endpoint=endpoint,
     )
     if engine.parallel.node_rank:
-        from eyas.server.node import run_node
+        from eyas.server.process.node import run_node
 
         status = run_node(
             engine,

@@ -179,8 +179,8 @@ class ServerFlags:
 
         Raises ValueError that names an option.
         """
+        from eyas.server.http.origins import checked_host, checked_origin
         from eyas.server.options import MAX_RESTARTS, ServerOptions
-        from eyas.server.origins import checked_host, checked_origin
 
         max_queued = engine.scheduler.most_seats + self.max_waiting
         max_requests = max_queued + SPARE_REQUESTS

@@ -16,8 +16,8 @@ from eyas import logs
 from eyas.config import EngineConfig
 from eyas.deploy.http_call import HttpCall, run_call
 from eyas.server.app import create_app
-from eyas.server.launch import new_supervisor, on_ready
 from eyas.server.options import ServerOptions
+from eyas.server.process.launch import new_supervisor, on_ready
 from eyas.server.service import Service
 
 

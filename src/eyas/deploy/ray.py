@@ -29,9 +29,9 @@ from eyas.deploy.http_call import HttpCall, read_call
 from eyas.deploy.local_server import LocalServer
 from eyas.deploy.ray_policies import PrefixRouter, desired_replicas
 from eyas.deploy.settings import Settings, read_settings
-from eyas.server.codes import Code
-from eyas.server.errors import ApiError
-from eyas.server.sse import DONE_EVENT, encode_event
+from eyas.server.http.codes import Code
+from eyas.server.http.errors import ApiError
+from eyas.server.http.sse import DONE_EVENT, encode_event
 
 log = logging.getLogger("eyas.deploy")
 

@@ -18,11 +18,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from eyas.core import Delta, Request, RequestError, Usage
-from eyas.server import errors
-from eyas.server.client import EngineOverloaded, EngineUnavailable
-from eyas.server.codes import Code
-from eyas.server.error_context import ErrorContext
-from eyas.server.errors import ApiError
 from eyas.server.formats import (
     AnswerFormat,
     ChoiceOutput,
@@ -30,15 +25,20 @@ from eyas.server.formats import (
     token_counts,
     usage_object,
 )
-from eyas.server.options import StreamGranularity
-from eyas.server.record import AnswerRecord
-from eyas.server.service import Service
-from eyas.server.sse import (
+from eyas.server.http import errors
+from eyas.server.http.codes import Code
+from eyas.server.http.error_context import ErrorContext
+from eyas.server.http.errors import ApiError
+from eyas.server.http.sse import (
     ChunkedJsonResponse,
     ClientDisconnected,
     EventStreamResponse,
     unless_disconnected,
 )
+from eyas.server.options import StreamGranularity
+from eyas.server.process.client import EngineOverloaded, EngineUnavailable
+from eyas.server.service import Service
+from eyas.server.telemetry.record import AnswerRecord
 from eyas.server.token_texts import TokenTexts, split_by_token
 
 log = logging.getLogger("eyas.server")

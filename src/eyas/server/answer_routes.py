@@ -12,9 +12,9 @@ from eyas.server.chat_format import ChatFormat
 from eyas.server.completions import CompletionFormat, completion_requests
 from eyas.server.generate import GenerateFormat, generate_requests
 from eyas.server.handover import hand_over, prompt_alone
-from eyas.server.messages import prepare_messages
-from eyas.server.messages_format import MessagesFormat
-from eyas.server.messages_models import MessagesBody
+from eyas.server.messages.conversion import prepare_messages
+from eyas.server.messages.format import MessagesFormat
+from eyas.server.messages.models import MessagesBody
 from eyas.server.request_models import ChatBody, CompletionBody, GenerateBody
 from eyas.server.sampling import includes_usage, includes_usage_so_far
 from eyas.text import require_tokenizer

@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from eyas.core import Request
 from eyas.server.answer import Answer
-from eyas.server.error_context import ErrorContext, Rename
 from eyas.server.formats import AnswerFormat
+from eyas.server.http.error_context import ErrorContext, Rename
 from eyas.server.request_models import AnswerFields
 from eyas.server.request_reader import RequestReader
 from eyas.server.service import Service

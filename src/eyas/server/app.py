@@ -17,21 +17,23 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from eyas.core import RequestError
-from eyas.server import answer_routes, messages, responses
+from eyas.server import answer_routes
 from eyas.server.answering import answer_route
-from eyas.server.codes import Code
-from eyas.server.errors import ApiError
+from eyas.server.http.codes import Code
+from eyas.server.http.errors import ApiError
+from eyas.server.http.middleware import MESSAGES_ROUTE, ServerMiddleware, refusal
+from eyas.server.http.missing_routes import no_such_route
+from eyas.server.http.sse import ClientDisconnected
 from eyas.server.info_routes import InfoRoutes
-from eyas.server.messages_models import MessagesBody
-from eyas.server.middleware import MESSAGES_ROUTE, ServerMiddleware, refusal
-from eyas.server.missing_routes import no_such_route
+from eyas.server.messages.conversion import field_name as field_of_message
+from eyas.server.messages.models import MessagesBody
 from eyas.server.playground import page_files
 from eyas.server.request_models import ChatBody, CompletionBody, GenerateBody
 from eyas.server.request_reader import RequestReader
-from eyas.server.response_models import ResponseBody
-from eyas.server.response_routes import ResponseRoutes
+from eyas.server.responses.conversion import field_name as field_of_response
+from eyas.server.responses.models import ResponseBody
+from eyas.server.responses.routes import ResponseRoutes
 from eyas.server.service import Service
-from eyas.server.sse import ClientDisconnected
 from eyas.server.token_routes import TokenRoutes
 
 Handler = Callable[[HttpRequest], Awaitable[Response]]
@@ -48,9 +50,9 @@ def create_app(service: Service) -> ASGIApp:
     create_completion = answer(CompletionBody, "cmpl-", answer_routes.completion)
     generate = answer(GenerateBody, "", answer_routes.generate, num_id_bytes=16)
     create_response = answer(
-        ResponseBody, "resp_", stored.translate, num_id_bytes=24, rename=responses.field_name
+        ResponseBody, "resp_", stored.translate, num_id_bytes=24, rename=field_of_response
     )
-    create_message = answer(MessagesBody, "msg_", answer_routes.message, rename=messages.field_name)
+    create_message = answer(MessagesBody, "msg_", answer_routes.message, rename=field_of_message)
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/health", info.health),
         ("GET", "/livez", info.health),

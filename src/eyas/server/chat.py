@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from eyas.core import Request, check_min_tokens, field_error
 from eyas.dialect import CHOICES, Segmenter, Wanted
-from eyas.server.constraints import Constraint, constraint_of, with_param
+from eyas.server.constraints.fields import Constraint, constraint_of, with_param
 from eyas.server.request_models import ChatBody
 from eyas.server.sampling import check_alternatives, refuse_unsupported, sampling_params
 from eyas.server.template_inputs import template_messages, template_options, template_tools

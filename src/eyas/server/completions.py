@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eyas.core import Delta, Request, SamplingParams, TokenLogprob, field_error
-from eyas.server.constraints import constrained_output, constraint_of
+from eyas.server.constraints.fields import constrained_output, constraint_of
 from eyas.server.fields import prompts_in, refuse_fields
 from eyas.server.formats import (
     AnswerFormat,

@@ -16,9 +16,9 @@ import msgspec
 
 from eyas.core import RequestError, field_error
 from eyas.server.chat import PreparedChat, prepare_chat
-from eyas.server.codes import Code
-from eyas.server.error_context import Rename, renamed
-from eyas.server.errors import ApiError
+from eyas.server.http.codes import Code
+from eyas.server.http.error_context import Rename, renamed
+from eyas.server.http.errors import ApiError
 from eyas.server.request_models import (
     MAX_MESSAGES,
     MAX_TOOLS,

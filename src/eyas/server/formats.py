@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from eyas.core import Delta, Mark, TokenLogprob, TreeRecord, Usage
-from eyas.server.errors import ApiError
-from eyas.server.sse import DONE_EVENT, encode_event
+from eyas.server.http.errors import ApiError
+from eyas.server.http.sse import DONE_EVENT, encode_event
 from eyas.text import Tokenizer
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from eyas.core import Delta, Request, SamplingParams, TokenLogprob, field_error
 from eyas.peers.sampling import DEFAULT_MAX_TOKENS, NAMES, SHARED, errors_with_sglang_names
-from eyas.server.constraints import constrained_output, constraint_of
+from eyas.server.constraints.fields import constrained_output, constraint_of
 from eyas.server.fields import prompts_in
 from eyas.server.formats import AnswerFormat, ChoiceOutput, finite, to_raw_json, token_text
 from eyas.server.request_models import CompletionFields, GenerateBody, GenerateParams

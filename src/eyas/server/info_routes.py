@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 import eyas
 from eyas.server import server_info
+from eyas.server.http.sse import json_response
 from eyas.server.service import Service
-from eyas.server.sse import json_response
 
 
 class InfoRoutes:

@@ -14,8 +14,8 @@ from eyas.core import MAX_LOGPROBS
 from eyas.dialect import check_parsers
 from eyas.logs import LogFormat
 from eyas.server.fields import MAX_NAME_CHARS
-from eyas.server.metrics_format import MetricsNames
-from eyas.server.origins import checked_host, checked_origin
+from eyas.server.http.origins import checked_host, checked_origin
+from eyas.server.telemetry.metrics_format import MetricsNames
 
 MAX_RESTARTS = 5
 MAX_LARGE_BODIES = 32
@@ -48,9 +48,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     key. metrics_names: the engine whose names /metrics has beside ours. log_format: text, or one JSON
     object per line. otlp_traces_endpoint: the URL of an OpenTelemetry collector that gets a span of
     each request; None sends none. max_restarts: restarts of the engine process in a row
-    (`eyas.server.supervisor`). stream_granularity: that of streams whose request has none.
+    (`eyas.server.process.supervisor`). stream_granularity: that of streams whose request has none.
     response_store_bytes, response_store_count, response_store_seconds: how much, how many and for how
-    long answers of /v1/responses are kept in memory (`eyas.server.response_store`); 0 bytes keeps none.
+    long answers of /v1/responses are kept in memory (`responses.store`); 0 bytes keeps none.
     reasoning_parser, tool_call_parser: the formats of reasoning and tool calls, by their names in
     vLLM and SGLang; None detects them from the checkpoint. chat_template: the text of a template that
     replaces the model's own. playground: whether `/` is a web page (`eyas.server.playground`). notes:

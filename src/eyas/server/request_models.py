@@ -94,7 +94,7 @@ class StructuredOutputs(StrictModel):
 
 
 class ConstraintFields(StrictModel):
-    """The fields of vLLM and SGLang that constrain the output (see `eyas.server.constraints`). Those
+    """The fields of vLLM and SGLang that constrain the output (see `constraints.fields`). Those
     with guided_ are vLLM's older fields, the last four are SGLang's."""
 
     structured_outputs: StructuredOutputs | None = None

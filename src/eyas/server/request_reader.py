@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
 
-from eyas.server.body import Body, BodyMemoryLimit, parse_off_event_loop, read_body
+from eyas.server.http.body import Body, BodyMemoryLimit, parse_off_event_loop, read_body
+from eyas.server.http.sse import unless_disconnected
 from eyas.server.service import Service
-from eyas.server.sse import unless_disconnected
 from eyas.server.text_processor import TextProcessor
 
 Result = TypeVar("Result")

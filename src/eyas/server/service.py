@@ -17,17 +17,17 @@ from msgspec.structs import replace
 from starlette.requests import Request as HttpRequest
 
 from eyas.config import EngineConfig, EngineInfo
-from eyas.server import errors
-from eyas.server.client import EngineClient
-from eyas.server.codes import Code
-from eyas.server.errors import ApiError
-from eyas.server.metrics import Metrics
+from eyas.server.http import errors
+from eyas.server.http.codes import Code
+from eyas.server.http.errors import ApiError
+from eyas.server.http.thread_pool import FairThreadPool
 from eyas.server.options import ServerOptions
-from eyas.server.record import RequestRecord
-from eyas.server.request_log import log_request
-from eyas.server.response_store import ResponseStore
+from eyas.server.process.client import EngineClient
+from eyas.server.responses.store import ResponseStore
+from eyas.server.telemetry.metrics import Metrics
+from eyas.server.telemetry.record import RequestRecord
+from eyas.server.telemetry.request_log import log_request
 from eyas.server.text_processor import TextProcessor, model_directory
-from eyas.server.thread_pool import FairThreadPool
 
 log = logging.getLogger("eyas.server")
 

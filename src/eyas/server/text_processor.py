@@ -21,8 +21,8 @@ from eyas.core import (
 )
 from eyas.dialect import Dialect, dialect_reason, find_dialect
 from eyas.grammar import OutputSpec
-from eyas.server import errors
-from eyas.server.free_text import ControlTokenSplitter
+from eyas.server.constraints.free_text import ControlTokenSplitter
+from eyas.server.http import errors
 from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
 from eyas.text.template import require_template
 

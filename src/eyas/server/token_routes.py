@@ -11,14 +11,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from eyas.core import field_error
-from eyas.server import errors
-from eyas.server.error_context import ErrorContext
 from eyas.server.formats import token_text
-from eyas.server.messages import field_name, prepare_messages
-from eyas.server.messages_models import CountTokensBody
+from eyas.server.http import errors
+from eyas.server.http.error_context import ErrorContext
+from eyas.server.http.sse import json_response
+from eyas.server.messages.conversion import field_name, prepare_messages
+from eyas.server.messages.models import CountTokensBody
 from eyas.server.request_models import DetokenizeBody, TokenizeBody
 from eyas.server.request_reader import RequestReader
-from eyas.server.sse import json_response
 from eyas.server.template_inputs import template_messages, template_options, template_tools
 from eyas.server.text_processor import TextProcessor
 from eyas.text import require_tokenizer

@@ -1,0 +1,35 @@
+"""What a client is told of routes that are not served.
+
+Promises: a request to a part of OpenAI's API that is out of scope says so and what to do instead. Does
+not know: routes that are served.
+"""
+
+from __future__ import annotations
+
+from eyas.server.http.codes import Code
+from eyas.server.http.errors import ApiError
+
+_NO_FILES = "files and jobs are not stored here; send the requests themselves, many at a time"
+_NO_MEDIA = "models here read and write text only; use a server of such models"
+_NO_STATE = "assistants are not served; send conversations to /v1/chat/completions or /v1/responses"
+_REASONS = {
+    "embeddings": "models here generate text; use a server of an embedding model",
+    "rerank": "models here generate text; use a server of a ranking model",
+    "score": "models here generate text; use a server of a ranking model",
+    "moderations": "models here generate text; use a server of a moderation model",
+    **dict.fromkeys(("batches", "files", "uploads"), _NO_FILES),
+    **dict.fromkeys(("images", "audio", "videos", "realtime"), _NO_MEDIA),
+    **dict.fromkeys(("assistants", "threads", "vector_stores", "conversations"), _NO_STATE),
+    "fine_tuning": "models are not trained over HTTP; see 'eyas train'",
+}
+"""Why a part of the API is not served, and what to do, by the segment after /v1/."""
+
+
+def no_such_route(method: str, path: str) -> ApiError:
+    """Return the 404 for a path without a route."""
+    root, _, rest = path.removeprefix("/").partition("/")
+    name = rest.partition("/")[0]
+    if root == "v1" and name in _REASONS:
+        message = f"/v1/{name} is not served here: {_REASONS[name]}"
+        return ApiError(Code.ROUTE_NOT_SUPPORTED, message)
+    return ApiError(Code.ROUTE_NOT_FOUND, f"there is no route {method} {path[:200]!r}")
