@@ -31,8 +31,8 @@ from eyas.cache import KVStore
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.core import SamplingParams
 from eyas.draft_tree import DraftTree
-from eyas.engine.exactness_probe import chain_of, random_tree
-from eyas.engine.load import Parts
+from eyas.engine.startup.exactness_probe import chain_of, random_tree
+from eyas.engine.startup.load import Parts
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.device import open_device
 from eyas.runner.graphs import StepGraphs

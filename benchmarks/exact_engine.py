@@ -23,10 +23,10 @@ from eyas.core import Request, SamplingParams, TokenLogprob
 from eyas.draft import Drafter, RootDrafter, TreeShape
 from eyas.draft.base import roots_alone
 from eyas.draft_tree import DraftTree
-from eyas.engine.build import assemble, connect
 from eyas.engine.engine import Engine
-from eyas.engine.exactness_probe import chain_of, random_tree
-from eyas.engine.load import Parts
+from eyas.engine.startup.build import assemble, connect
+from eyas.engine.startup.exactness_probe import chain_of, random_tree
+from eyas.engine.startup.load import Parts
 from eyas.runner.batch import Batch
 from eyas.runner.device import Device
 from eyas.runner.runner import ModelRunner

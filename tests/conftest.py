@@ -101,7 +101,7 @@ def _one_thread() -> Iterator[None]:
 def _row_orders_are_measured_once() -> Iterator[None]:
     """Measure the row order of each set of shapes once. It depends on the machine alone, so engines of
     the same shapes share it; the tests of the measurement call it directly."""
-    from eyas.engine import load
+    from eyas.engine.startup import load
 
     find = load.find_row_order
 
@@ -121,7 +121,7 @@ def _row_orders_are_measured_once() -> Iterator[None]:
 def _engines_of_one_kind_are_checked_once() -> Iterator[None]:
     """Run the self-check of an engine's start once for each model and size of cache on a CPU. It finds
     the same again, as long as nothing is patched; the tests of the check call it directly."""
-    from eyas.engine import build
+    from eyas.engine.startup import build
 
     check = build.check_exactness
     passed: dict[Any, Any] = {}
@@ -152,7 +152,7 @@ def _passes_are_timed_once() -> Iterator[None]:
     every measurement.
     """
     from eyas.draft import costs
-    from eyas.engine import step_costs
+    from eyas.engine.startup import step_costs
 
     of_target, of_network = step_costs._target_costs, step_costs._network_costs
     measured: dict[Any, costs.Costs] = {}

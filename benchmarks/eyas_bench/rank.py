@@ -9,7 +9,7 @@ from __future__ import annotations
 from eyas.cache.store import KVScales
 from eyas.config import EngineConfig
 from eyas.engine.follower import end_process
-from eyas.engine.load import find_order, longest_sequence
+from eyas.engine.startup.load import find_order, longest_sequence
 from eyas.models import Decoder, resolve_dtype
 from eyas.models.sharding import of_rank
 from eyas.parallel.shard import Shard

@@ -13,12 +13,12 @@ import msgspec
 
 from eyas.children import python_command
 from eyas.config import DraftConfig, EngineConfig
-from eyas.engine.build import assemble
-from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
-from eyas.engine.load import Parts, find_order, longest_sequence, open_hardware
 from eyas.engine.ranks import Ranks, shard_of
-from eyas.engine.rehearsal import start_compilers
+from eyas.engine.startup.build import assemble
+from eyas.engine.startup.drafting import Drafting
+from eyas.engine.startup.load import Parts, find_order, longest_sequence, open_hardware
+from eyas.engine.startup.rehearsal import start_compilers
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
 from eyas.models import num_parameters, resolve_dtype

@@ -1,6 +1,6 @@
 """The settings of the engine: frozen structs that commands, server and the Python API share.
 
-Promises: an `EngineConfig` holds what a user asked for, "auto" included; `eyas.engine.build` resolves
+Promises: an `EngineConfig` holds what a user asked for, "auto" included; `eyas.engine.startup` resolves
 it. Structs are never changed in place, and nothing here touches a device.
 Does not know: torch, models, where the values came from.
 """

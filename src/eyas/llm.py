@@ -34,7 +34,7 @@ from eyas.config import (
 from eyas.core import Delta, Request, RequestError, SamplingParams, as_token_ids
 from eyas.dialect import Dialect, Event, Segmenter, Wanted, find_dialect, tool_specs
 from eyas.draft import Drafter
-from eyas.engine.build import build_engine
+from eyas.engine.startup.build import build_engine
 from eyas.grammar import Node, OutputSpec
 from eyas.models import Progress, locate_model
 from eyas.outputs import Choice, GenerationOutput, PartialOutput

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from eyas.cli.options import engine_config
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig
-from eyas.engine.build import assemble
+from eyas.engine.startup.build import assemble
 from eyas.models import num_parameters
 from eyas.runner.device import open_device
 from eyas.schemas import prepare

@@ -15,7 +15,7 @@ from eyas.constraint.automaton import Automaton
 from eyas.constraint.filling import Filling
 from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.engine.branches import requested
-from eyas.engine.exactness_probe import random_tree
+from eyas.engine.startup.exactness_probe import random_tree
 from eyas.grammar import Regex, Source
 from eyas.text import Tokenizer
 from tests.constraint.test_backends import WALKS

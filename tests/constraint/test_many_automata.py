@@ -16,7 +16,7 @@ from eyas.constraint.automaton import Automaton
 from eyas.constraint.filling import Filling
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.engine.branches import Branch, requested
-from eyas.engine.exactness_probe import random_tree
+from eyas.engine.startup.exactness_probe import random_tree
 from eyas.grammar import Budget
 from eyas.text import Tokenizer
 from tests.constraint.test_draft_matchers import MORE_ALIKE

@@ -16,7 +16,7 @@ from eyas import builtin
 from eyas.config import CacheConfig, DeviceConfig, DraftConfig, EngineConfig, ModelConfig
 from eyas.core import RequestError, SamplingParams
 from eyas.draft import RootDrafter
-from eyas.engine import load
+from eyas.engine.startup import load
 from eyas.llm import LLM
 from eyas.runner import device
 from tests.models.quantised import CASES, write_quantised

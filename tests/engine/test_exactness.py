@@ -12,9 +12,9 @@ import torch
 
 from eyas.attention import open_attention
 from eyas.cache import KVStore
-from eyas.engine import exactness, exactness_probe
-from eyas.engine.exactness import check_exactness
-from eyas.engine.exactness_probe import random_tree
+from eyas.engine.startup import exactness, exactness_probe
+from eyas.engine.startup.exactness import check_exactness
+from eyas.engine.startup.exactness_probe import random_tree
 from eyas.layers.gemm.products import Products
 from eyas.layers.row_order import RowOrderReport
 from eyas.layers.row_probe import find_row_order

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from eyas import builtin
 from eyas.cache.store import KVScales
 from eyas.core import SamplingParams
-from eyas.engine import memory
+from eyas.engine.startup import memory
 from eyas.llm import LLM
 from eyas.models import ModelFiles
 from tests.models.tiny import make_model, save_model

@@ -43,10 +43,10 @@ driver.set_active(
 from eyas.attention import open_attention
 from eyas.cache import KVStore
 from eyas.config import EngineConfig, SchedulerConfig
-from eyas.engine import rehearsal
-from eyas.engine.drafting import Drafting
-from eyas.engine.load import Parts
-from eyas.engine.memory import EngineSizes
+from eyas.engine.startup import rehearsal
+from eyas.engine.startup.drafting import Drafting
+from eyas.engine.startup.load import Parts
+from eyas.engine.startup.memory import EngineSizes
 from eyas.kernels.ahead import collecting, is_collecting
 from eyas.layers import linear
 from eyas.layers.gemm import apply

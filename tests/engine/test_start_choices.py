@@ -13,7 +13,7 @@ from eyas.config import (
     SchedulerConfig,
     StartChoice,
 )
-from eyas.engine.start_choices import by_option, graphs_choice, search_choice
+from eyas.engine.startup.start_choices import by_option, graphs_choice, search_choice
 from eyas.llm import LLM
 from tests.models.tiny import make_model, save_model
 

@@ -12,8 +12,8 @@ import torch
 from eyas.attention.state_plan import StatePlan
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.core import Request, SamplingParams
-from eyas.engine import memory
-from eyas.engine.exactness import check_exactness
+from eyas.engine.startup import memory
+from eyas.engine.startup.exactness import check_exactness
 from eyas.llm import LLM
 from eyas.models import read_spec
 from tests.laws.cases import assert_same, walk_text

@@ -15,7 +15,7 @@ from eyas import LLM
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.core import SamplingParams
 from eyas.draft_tree import DraftTree
-from eyas.engine.captures import captured_sizes
+from eyas.engine.startup.captures import captured_sizes
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.graphs import Captured, Stages, StepGraphs
 from eyas.runner.table import SequenceTable

@@ -7,7 +7,7 @@ import pytest
 from eyas.config import EngineConfig, SchedulerConfig
 from eyas.core import Request, SamplingParams
 from eyas.draft import TreeShape
-from eyas.engine.cache_size import SEATS, choose_num_seats
+from eyas.engine.startup.cache_size import SEATS, choose_num_seats
 from eyas.engine.step_time import MIN_PROMPT_ROWS, StepTime
 from tests.laws.world import Setting, new_engine
 

@@ -9,8 +9,14 @@ import pytest
 
 from eyas.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.core import Request, SamplingParams
-from eyas.engine.cache_size import Demand, SlotBytes, cache_bytes, most_slots, num_window_slots
 from eyas.engine.engine import Engine
+from eyas.engine.startup.cache_size import (
+    Demand,
+    SlotBytes,
+    cache_bytes,
+    most_slots,
+    num_window_slots,
+)
 from eyas.llm import LLM
 from tests.laws.cases import walk_text
 from tests.laws.drafters import RandomTrees

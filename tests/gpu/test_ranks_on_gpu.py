@@ -21,8 +21,8 @@ from eyas.config import (
     SchedulerConfig,
 )
 from eyas.core import Request
-from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
+from eyas.engine.startup.build import build_engine
 from tests.laws.world import Answers, run
 from tests.models.quantised import CASES, write_quantised
 from tests.models.tiny import make_model, save_model, tokens

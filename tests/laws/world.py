@@ -27,8 +27,8 @@ from eyas.config import CacheConfig, EngineConfig, EngineInfo, SchedulerConfig
 from eyas.core import Delta, Request, TokenLogprob, Usage
 from eyas.draft import Drafter, ModelNetwork, RootDrafter, TreeDrafter, TreeShape
 from eyas.draft.tree import num_scratch
-from eyas.engine.build import connect
 from eyas.engine.engine import Engine
+from eyas.engine.startup.build import connect
 from eyas.engine.verifier import Verify, verify
 from eyas.layers.row_order import RowOrderReport
 from eyas.layers.row_probe import find_row_order

@@ -30,8 +30,8 @@ from eyas.config import (
 )
 from eyas.core import Request
 from eyas.draft import Drafter
-from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
+from eyas.engine.startup.build import build_engine
 from eyas.native.products import compiled
 from eyas.parallel import processes
 from eyas.runner.graphs import StepGraphs

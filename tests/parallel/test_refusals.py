@@ -12,7 +12,7 @@ import torch
 from eyas.cli.serve import torchrun_settings
 from eyas.config import DeviceConfig, EngineConfig, ModelConfig, ParallelConfig
 from eyas.engine import ranks as ranks_module
-from eyas.engine.build import build_engine
+from eyas.engine.startup.build import build_engine
 from eyas.models import read_spec
 from eyas.models.sharding import check_ranks, of_rank
 from eyas.native.products import compiled
@@ -102,7 +102,7 @@ def test_a_cpu_divides_float32_alone_by_compiled_products(
         build_engine(config_of(directory, 2, "bfloat16"))
     with pytest.raises(ValueError, match=r"exact_across_tp: .* --dtype float32"):
         build_engine(config_of(directory, 1, "bfloat16", exact_across_tp=True))
-    monkeypatch.setattr("eyas.engine.load.is_available", lambda *_: False)
+    monkeypatch.setattr("eyas.engine.startup.load.is_available", lambda *_: False)
     with pytest.raises(ValueError, match=r"parallel.tp: .* C compiler"):
         build_engine(config_of(directory, 2))
 

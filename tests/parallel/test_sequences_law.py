@@ -26,8 +26,8 @@ from eyas.config import (
 )
 from eyas.core import Request, SamplingParams
 from eyas.draft import Drafter
-from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
+from eyas.engine.startup.build import build_engine
 from eyas.grammar import OutputSpec, Regex
 from eyas.native.products import compiled
 from eyas.parallel import processes

@@ -27,7 +27,7 @@ def decode_shape(
     as_json: bool,
 ) -> None:
     """Measure every batch size with one engine."""
-    from eyas.engine.kv_format import resolve_kv_dtype
+    from eyas.engine.startup.kv_format import resolve_kv_dtype
     from eyas.engine.verifier import verify
     from eyas.verify.prompts import random_prompts
     from eyas_bench import synthetic

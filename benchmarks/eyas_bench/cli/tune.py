@@ -178,7 +178,7 @@ def _drafter(drafter: str, draft_model: str | None, model: str, offline: bool) -
     """Return the drafter that "auto" selects, before anything is loaded. ValueError: there is none."""
     if drafter != "auto":
         return drafter
-    from eyas.engine.drafting import decide_drafting
+    from eyas.engine.startup.drafting import decide_drafting
     from eyas.models import locate_model, read_spec
 
     config = engine_config(model=model, offline=offline, draft_model=draft_model)

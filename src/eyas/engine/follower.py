@@ -24,16 +24,16 @@ from eyas import logs, wire
 from eyas.cache.store import KVScales
 from eyas.children import freeze_loaded
 from eyas.config import EngineConfig
-from eyas.engine.cache_size import MAP_BYTES
-from eyas.engine.kv_format import resolve_kv_dtype
-from eyas.engine.load import (
+from eyas.engine.ranks import exchanged_bytes, meeting_of, shard_of
+from eyas.engine.startup.cache_size import MAP_BYTES
+from eyas.engine.startup.kv_format import resolve_kv_dtype
+from eyas.engine.startup.load import (
     find_order,
     longest_sequence,
     open_files,
     open_hardware,
 )
-from eyas.engine.memory import open_runner, slot_bytes
-from eyas.engine.ranks import exchanged_bytes, meeting_of, shard_of
+from eyas.engine.startup.memory import open_runner, slot_bytes
 from eyas.engine.worker import read_line
 from eyas.models import Decoder, ModelSpec
 from eyas.models.sharding import of_rank

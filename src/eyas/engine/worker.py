@@ -299,7 +299,7 @@ def main(build: Callable[[EngineConfig, LoadingReports], WorkerEngine] | None = 
     """Read the setup from standard input, build the engine, and run it until told to stop.
 
     build: makes an engine from its configuration and reports its progress; None is
-    `eyas.engine.build.build_engine`, in its role. Returns the exit status.
+    `eyas.engine.startup.build.build_engine`, in its role. Returns the exit status.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when this process ends
         signal.signal(number, signal.SIG_IGN)
@@ -329,7 +329,7 @@ def _build(
     wake: Callable[[], None], config: EngineConfig, progress: LoadingReports
 ) -> WorkerEngine:
     """Build the engine, in its role. wake: makes a waiting worker look for work."""
-    from eyas.engine.build import build_engine
+    from eyas.engine.startup.build import build_engine
 
     engine = build_engine(config, progress)
     if config.handover.role == "both":

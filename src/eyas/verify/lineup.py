@@ -25,10 +25,10 @@ from eyas.draft import (
     RootDrafter,
     TreeShape,
 )
-from eyas.engine.build import connect
-from eyas.engine.drafting import MAX_FORCED
 from eyas.engine.grammars import compile_pool
-from eyas.engine.step_costs import with_adaptive_shape
+from eyas.engine.startup.build import connect
+from eyas.engine.startup.drafting import MAX_FORCED
+from eyas.engine.startup.step_costs import with_adaptive_shape
 from eyas.llm import LLM
 from eyas.verify.contestants import EngineContestant, Job, Measurement, same_tokens, summarise
 

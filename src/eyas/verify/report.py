@@ -18,7 +18,7 @@ import msgspec
 
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.draft import TreeShape
-from eyas.engine.drafting import decide_drafting
+from eyas.engine.startup.drafting import decide_drafting
 from eyas.llm import LLM
 from eyas.models import Progress, locate_model, num_parameters, read_spec
 from eyas.verify.contestants import EngineContestant, Job, take_turns
@@ -55,7 +55,7 @@ class VerifyPlan:
 def verify(plan: VerifyPlan, say: Say, progress: Progress | None = None) -> dict[str, Any]:
     """Verify a model and return the report. Raises ValueError for a plan that cannot be run.
 
-    say: receives lines about what is being done. progress: see `eyas.engine.build.build_engine`.
+    say: receives lines about what is being done. progress: see `engine.startup.build.build_engine`.
     """
     source = plan.engine.model
     directory = locate_model(source.path, source.revision, source.offline)

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.core import Request, RequestError, SamplingParams
-from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
+from eyas.engine.startup.build import build_engine
 from eyas.text import ChatTemplate, Tokenizer
 from eyas.train.head.config import HeadTraining
 from eyas.train.head.progress import Progress, Reporter

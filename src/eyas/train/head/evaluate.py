@@ -15,8 +15,8 @@ from typing import Any
 
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.core import Request, SamplingParams, Usage
-from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
+from eyas.engine.startup.build import build_engine
 from eyas.train.head.config import HeadTraining
 from eyas.train.head.progress import Progress, Reporter
 

@@ -19,7 +19,8 @@ from eyas.attention import attention_units, open_attention, score_bytes
 from eyas.cache import KVStore
 from eyas.cache.store import KVScales
 from eyas.config import EngineConfig, StartChoice
-from eyas.engine.cache_size import (
+from eyas.engine.ranks import exchanged_bytes
+from eyas.engine.startup.cache_size import (
     Demand,
     SlotBytes,
     cache_bytes,
@@ -27,10 +28,9 @@ from eyas.engine.cache_size import (
     most_slots,
     num_window_slots,
 )
-from eyas.engine.kv_format import resolve_kv_dtype
-from eyas.engine.load import Parts
-from eyas.engine.ranks import exchanged_bytes
-from eyas.engine.start_choices import cache_choice, context_choice, memory_reason
+from eyas.engine.startup.kv_format import resolve_kv_dtype
+from eyas.engine.startup.load import Parts
+from eyas.engine.startup.start_choices import cache_choice, context_choice, memory_reason
 from eyas.kernels import usable
 from eyas.layers.gemm.variants import PARTS_SPLITS
 from eyas.models import Decoder, ModelSpec

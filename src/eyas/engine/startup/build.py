@@ -15,27 +15,27 @@ from eyas.cache import BlockLog, CacheManager
 from eyas.config import EngineConfig, EngineInfo, StartChoice
 from eyas.constraint import CompilePool
 from eyas.draft import Drafter
-from eyas.engine.captures import run_common_steps
-from eyas.engine.drafters import build_drafter
-from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
-from eyas.engine.exactness import Exactness, check_exactness
 from eyas.engine.grammars import compile_pool
 from eyas.engine.kv_events import EventPublisher, check_endpoints
-from eyas.engine.kv_format import kv_dtype_name
 from eyas.engine.launch import open_launcher
-from eyas.engine.load import Parts, load, open_hardware
-from eyas.engine.memory import (
+from eyas.engine.ranks import Ranks
+from eyas.engine.scheduler import Scheduler
+from eyas.engine.startup.captures import run_common_steps
+from eyas.engine.startup.drafters import build_drafter
+from eyas.engine.startup.drafting import Drafting
+from eyas.engine.startup.exactness import Exactness, check_exactness
+from eyas.engine.startup.kv_format import kv_dtype_name
+from eyas.engine.startup.load import Parts, load, open_hardware
+from eyas.engine.startup.memory import (
     EngineSizes,
     num_snapshots,
     open_runner,
     size_engine,
     states_choices,
 )
-from eyas.engine.ranks import Ranks
-from eyas.engine.rehearsal import compile_steps, start_compilers
-from eyas.engine.scheduler import Scheduler
-from eyas.engine.start_choices import (
+from eyas.engine.startup.rehearsal import compile_steps, start_compilers
+from eyas.engine.startup.start_choices import (
     Stopwatch,
     compiled_choice,
     grammar_choice,

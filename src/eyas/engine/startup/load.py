@@ -15,15 +15,15 @@ import torch
 
 from eyas.cache.store import KVScales
 from eyas.config import EngineConfig, StartChoice
-from eyas.engine.drafting import (
+from eyas.engine.ranks import Ranks, shard_of
+from eyas.engine.startup.drafting import (
     Drafting,
     decide_drafting,
     load_network,
     read_draft_scales,
 )
-from eyas.engine.kv_format import resolve_kv_dtype
-from eyas.engine.ranks import Ranks, shard_of
-from eyas.engine.start_choices import (
+from eyas.engine.startup.kv_format import resolve_kv_dtype
+from eyas.engine.startup.start_choices import (
     Stopwatch,
     drafter_choice,
     model_choice,

@@ -19,10 +19,10 @@ from eyas.draft import (
 )
 from eyas.draft.network import DraftNetwork
 from eyas.draft.tree import num_scratch
-from eyas.engine.drafting import MAX_FORCED
-from eyas.engine.load import Parts
-from eyas.engine.memory import EngineSizes
-from eyas.engine.step_costs import with_adaptive_shape
+from eyas.engine.startup.drafting import MAX_FORCED
+from eyas.engine.startup.load import Parts
+from eyas.engine.startup.memory import EngineSizes
+from eyas.engine.startup.step_costs import with_adaptive_shape
 from eyas.models.heads import DraftHead
 from eyas.runner.runner import ModelRunner
 

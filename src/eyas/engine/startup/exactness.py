@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.exactness_probe import Extent, Probe
+from eyas.engine.startup.exactness_probe import Extent, Probe
 from eyas.layers.gemm.products import Products
 from eyas.layers.row_order import RowOrderReport
 from eyas.runner.runner import ModelRunner

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from eyas.config import DEFAULTS, EngineConfig, EngineInfo, StartChoice
-from eyas.engine.drafting import Drafting
+from eyas.engine.startup.drafting import Drafting
 from eyas.kernels import usable
 from eyas.kernels.ahead import CompileCounts
 from eyas.layers.row_order import RowOrderReport
