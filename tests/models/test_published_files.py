@@ -15,7 +15,7 @@ from eyas.models import load_model, read_spec
 
 from .dense_attend import DenseCache
 from .test_model_law import assert_close, chain, forward
-from .tiny import expected_logits, make_model, save_model, tokens
+from .tiny import ROPE_YARN, expected_logits, make_model, save_model, tokens
 
 KIMI_K2: dict[str, Any] = {
     "model_type": "kimi_k2",
@@ -169,7 +169,11 @@ def test_what_is_not_supported_of_granite_4_is_refused_by_name(
         ("dots1", {"scoring_func": "softmax"}),
         ("dots1", {"moe_layer_freq": 2}),
         ("olmoe", {"clip_qkv": 8.0}),
+        ("ernie4.5 moe", {"num_experts_per_tok": 1}),
+        ("ernie4.5 moe", {"num_experts": 4}),
         ("gemma", {"hidden_act": "relu"}),
+        ("olmo3", {"rope_scaling": ROPE_YARN}),
+        ("gemma3", {"rope_scaling": ROPE_YARN}),
     ],
 )
 def test_other_arithmetic_is_refused_by_name(

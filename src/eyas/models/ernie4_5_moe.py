@@ -55,6 +55,9 @@ def read(config: ConfigFile) -> ModelSpec:
     config.require("moe_gate_act", "softmax", "softmax", "softmax is")
     config.require("moe_use_aux_free", True, True, "true is")
     config.require("moe_norm_gate_logits", True, True, "true is")
+    for alias, field in (("num_experts", "moe_num_experts"), ("num_experts_per_tok", "moe_k")):
+        count = config.count(field)
+        config.require(alias, count, count, f"{field} is {count}, and this is its other name")
     if config.number("moe_norm_min", 1e-12) > LARGEST_NORM_MIN:
         raise config.error("moe_norm_min", f"must be at most {LARGEST_NORM_MIN}")
     spec = dense.read_dense(config, is_interleaved=True)

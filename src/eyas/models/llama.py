@@ -32,7 +32,7 @@ def read(config: ConfigFile) -> ModelSpec:
         config.require("model_type", "mistral", "mistral", "as the text_config's, mistral is")
     config = config.with_defaults(MISTRAL_DEFAULTS if is_mistral else DEFAULTS)
     if is_mistral:
-        config = _drop_ignored_mistral_fields(config)
+        config = drop_ignored_mistral_fields(config)
     elif config.values.get("sliding_window") is not None:
         raise config.error(
             "sliding_window",
@@ -49,9 +49,9 @@ def read(config: ConfigFile) -> ModelSpec:
     )
 
 
-def _drop_ignored_mistral_fields(config: ConfigFile) -> ConfigFile:
-    """Remove fields that transformers ignores: its Mistral and Ministral have no biases, and all layers
-    of its Mistral are alike."""
+def drop_ignored_mistral_fields(config: ConfigFile) -> ConfigFile:
+    """Remove fields that transformers ignores: its Mistral, Ministral and Mixtral have no biases, and
+    all layers of a Mistral or a Mixtral are alike."""
     is_ministral = config.values["architectures"][0] == "MinistralForCausalLM"
     ignored = ("attention_bias", "mlp_bias", *(() if is_ministral else ("layer_types",)))
     present = [name for name in ignored if config.values.get(name)]
