@@ -507,7 +507,7 @@ def test_a_head_without_output_layer_takes_the_targets_rows(
 
 
 @pytest.mark.parametrize("kind", ["json", "pt", "tensor"])
-@pytest.mark.parametrize("family", ["llama2", "llama tied"])
+@pytest.mark.parametrize("family", ["llama2", "llama tied", "granite", "granite tied with biases"])
 def test_a_token_map_cuts_the_output_layer(kind: str, family: str, tmp_path: Path) -> None:
     directory = save_target(tmp_path / "target", family)
     target = load_model(directory, dtype="float32")

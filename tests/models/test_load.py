@@ -160,6 +160,11 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(family: str, tmp_path
         ("phi3", "rms_norm_eps"),
         ("phi3 long longrope", "original_max_position_embeddings"),
         ("gpt-oss", "rope_parameters"),
+        ("gemma", "eos_token_id"),
+        ("cwm", "rope_parameters"),
+        ("minimax m2", "rope_parameters"),
+        ("dots1", "norm_topk_prob"),
+        ("ernie4.5 moe", "moe_layer_start_index"),
     ],
 )
 def test_a_field_left_out_is_the_familys_own(name: str, field: str, tmp_path: Path) -> None:
@@ -284,6 +289,14 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
         "no sliding_window is in use; give their window in sliding_window",
     ),
     "negative epsilon": ({"rms_norm_eps": -1.0}, "rms_norm_eps must be at least 0, not -1.0"),
+    "a number beyond all sense": (
+        {"rms_norm_eps": 10**400},
+        r"rms_norm_eps must be a number, not 10{50,}\.\.\.",
+    ),
+    "a base that no tensor holds": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 2**64}},
+        "rope_theta must be a number, not 18446744073709551616",
+    ),
     "senseless base": (
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1.0}},
         "rope_theta must be above 1, not 1.0",
@@ -401,6 +414,24 @@ def test_what_transformers_ignores_of_mistral_is_ignored(
     load_model(copy)
 
 
+def test_what_transformers_ignores_of_mixtral_is_ignored(tmp_path: Path) -> None:
+    expected = read_spec(save_model(make_model("mixtral"), tmp_path))
+    change_config(tmp_path, layer_types=["full_attention"] * 3)
+    assert read_spec(tmp_path) == expected
+
+
+@pytest.mark.parametrize("name", ["dots1", "deepseek v3 experts"])
+def test_weights_that_null_says_to_leave_are_not_normalised(name: str, tmp_path: Path) -> None:
+    """As in transformers, where None is false."""
+    save_model(make_model(name), tmp_path)
+    change_config(tmp_path, norm_topk_prob=False)
+    expected = read_spec(tmp_path)
+    change_config(tmp_path, norm_topk_prob=None)
+    assert read_spec(tmp_path) == expected
+    change_config(tmp_path, norm_topk_prob="absent")
+    assert (read_spec(tmp_path) == expected) == (name == "dots1")
+
+
 def test_remote_code_of_a_supported_architecture_is_ignored(copy: Path) -> None:
     (copy / "modeling.py").write_text("raise SystemExit('must never run')")
     change_config(copy, auto_map={"AutoModelForCausalLM": "modeling.Model"})
@@ -431,6 +462,13 @@ def test_what_is_no_model_is_named_with_the_remedy(copy: Path, tmp_path: Path) -
     (snapshot / "config.json").touch()
     with pytest.raises(ValueError, match=r"of the hub's cache; give .*/snapshots/abc,"):
         read_spec(tmp_path / "cache")
+
+
+def test_a_config_with_an_endless_number_is_refused(copy: Path) -> None:
+    file = copy / "config.json"
+    file.write_text(file.read_text().replace("{", '{"x": ' + "1" * 5000 + ",", 1))
+    with pytest.raises(ValueError, match=r"config\.json cannot be read as JSON"):
+        load_model(copy)
 
 
 def test_a_broken_config_is_refused(copy: Path) -> None:

@@ -16,9 +16,16 @@ from eyas.models import load_model
 
 from .dense_attend import DenseCache
 from .test_model_law import assert_close, chain, forward
-from .tiny import FROM_ZERO, HYBRID, SHARED_EXPERTS, SIZES, tokens
+from .tiny import EXPERTS, FROM_ZERO, HYBRID, ROUTED_EXPERTS, SHARED_EXPERTS, SIZES, tokens
 
 QWEN_VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+}
+GLM_VISION: dict[str, Any] = {
     "depth": 1,
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -31,6 +38,12 @@ MROPE = {
     "partial_rotary_factor": 0.5,
     "mrope_interleaved": True,
     "mrope_section": [2, 1, 1],
+}
+MROPE_OF_HALVES = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "mrope_section": [1, 1, 2],
 }
 VISION: dict[str, dict[str, Any]] = {
     "Qwen2_5_VL": {
@@ -48,6 +61,7 @@ VISION: dict[str, dict[str, Any]] = {
         "num_heads": 2,
     },
     "Qwen3VL": {**QWEN_VISION, "deepstack_visual_indexes": [0]},
+    "Qwen3VLMoe": {**QWEN_VISION, "deepstack_visual_indexes": [0]},
     "Mistral3": {
         "model_type": "pixtral",
         "hidden_size": 32,
@@ -67,6 +81,8 @@ VISION: dict[str, dict[str, Any]] = {
     },
     "Qwen3_5": QWEN_VISION,
     "Qwen3_5Moe": QWEN_VISION,
+    "Glm4v": GLM_VISION,
+    "Glm4vMoe": GLM_VISION,
 }
 TEXT: dict[str, dict[str, Any]] = {
     "Qwen2_5_VL": {
@@ -92,15 +108,30 @@ TEXT: dict[str, dict[str, Any]] = {
             "mrope_section": [6, 5, 5],
         },
     },
+    "Qwen3VLMoe": {
+        **EXPERTS,
+        "head_dim": 32,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_interleaved": True,
+            "mrope_section": [6, 5, 5],
+        },
+    },
     "Mistral3": {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
     "Gemma3": {"head_dim": 32, "sliding_window": 16, "tie_word_embeddings": True},
     "Qwen3_5": {**HYBRID, "rope_parameters": MROPE},
     "Qwen3_5Moe": {**HYBRID, **SHARED_EXPERTS, "rope_parameters": MROPE},
+    "Glm4v": {"rope_parameters": MROPE_OF_HALVES},
+    "Glm4vMoe": {**ROUTED_EXPERTS, "rope_parameters": MROPE_OF_HALVES},
 }
 OLD_NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "Qwen2_5_VL": (("model.language_model.", "model."), ("model.visual.", "visual.")),
     "Qwen2VL": (("model.language_model.", "model."), ("model.visual.", "visual.")),
     "Qwen3VL": (),
+    "Qwen3VLMoe": (),
+    "Glm4v": (("model.language_model.", "model."), ("model.visual.", "visual.")),
+    "Glm4vMoe": (),
     "Qwen3_5": (),
     "Qwen3_5Moe": (),
     "Mistral3": (
@@ -185,4 +216,22 @@ def test_fields_side_by_side_are_read_where_there_is_no_text_config(tmp_path: Pa
     flat = {**inner, **config, "rope_theta": 1e6}
     flat["rope_scaling"] = {"type": "mrope", "mrope_section": [2, 3, 3]}
     file.write_text(json.dumps(flat))
+    assert_text_matches(model, tmp_path)
+
+
+def test_experts_whose_matrices_are_stored_transposed_are_read_as_transformers_reads_them(
+    tmp_path: Path,
+) -> None:
+    """As in the files of Qwen3-VL's authors."""
+    model = make_checkpoint("Qwen3VLMoe", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if ".mlp.experts." in name]:
+        tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    save_file(tensors, file, {"format": "pt"})
+    again = type(model).from_pretrained(tmp_path, dtype="float32", attn_implementation="eager")
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(model.parameters(), again.parameters(), strict=True)
+    )
     assert_text_matches(model, tmp_path)

@@ -79,8 +79,22 @@ HYBRID: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
 }
 SHARED_EXPERTS: dict[str, Any] = {**EXPERTS, "shared_expert_intermediate_size": 32}
-FROM_ZERO = ("Gemma3", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+FROM_ZERO = ("Gemma", "Gemma3", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
 """Families that add the 1 to norm weights themselves."""
+GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.5,
+    "logits_scaling": 6.0,
+    "rms_norm_eps": 1e-3,
+}
+GRANITE_EXPERTS: dict[str, Any] = {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 3}
+GRANITE_4: dict[str, Any] = {
+    **GRANITE,
+    "shared_intermediate_size": 40,
+    "layer_types": ["full_attention"] * 3,
+    "mamba_n_heads": 8,
+}
 GPT_OSS: dict[str, Any] = {
     "head_dim": 16,
     "num_local_experts": 8,
@@ -101,6 +115,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 32, "attention_bias": True, "mlp_bias": True},
     ),
     "mistral": ("Mistral", {"sliding_window": 16, "head_dim": 32}),
+    "ministral": (
+        "Ministral",
+        {"head_dim": 32, "sliding_window": 16, "layer_types": LAYER_TYPES},
+    ),
+    "cwm": (
+        "Cwm",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 5,
+            "sliding_window": 16,
+            "rope_parameters": ROPE_LLAMA3,
+        },
+    ),
+    "granite": ("Granite", GRANITE),
+    "granite tied with biases": (
+        "Granite",
+        {**GRANITE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
     "qwen2": ("Qwen2", {}),
     "qwen2 yarn": ("Qwen2", {"rope_parameters": ROPE_YARN, "max_position_embeddings": 128}),
     "qwen2 dynamic rope": ("Qwen2", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
@@ -153,7 +185,62 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Mixtral",
         {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16},
     ),
+    "granite moe": ("GraniteMoe", GRANITE_EXPERTS),
+    "granite moe shared": (
+        "GraniteMoeShared",
+        {**GRANITE_EXPERTS, "shared_intermediate_size": 40, "tie_word_embeddings": True},
+    ),
+    "granite 4 dense": (
+        "GraniteMoeHybrid",
+        {
+            **GRANITE_4,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite 4 with experts": ("GraniteMoeHybrid", {**GRANITE_EXPERTS, **GRANITE_4}),
+    "olmoe": (
+        "Olmoe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": False},
+    ),
+    "minimax m2": (
+        "MiniMaxM2",
+        {
+            "head_dim": 32,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "dots1": (
+        "Dots1",
+        {
+            **ROUTED_EXPERTS,
+            "head_dim": 32,
+            "n_shared_experts": 2,
+            "norm_topk_prob": True,
+            "sliding_window": 16,
+            "layer_types": LAYER_TYPES,
+        },
+    ),
+    "ernie4.5 moe": (
+        "Ernie4_5_Moe",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 4,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 48,
+            "moe_layer_interval": 2,
+        },
+    ),
+    "gemma": ("Gemma", {"head_dim": 32, "tie_word_embeddings": True}),
     "glm4 moe": ("Glm4Moe", {"head_dim": 32, "use_qk_norm": True, **ROUTED_EXPERTS}),
+    "solar open": (
+        "SolarOpen",
+        {key: value for key, value in ROUTED_EXPERTS.items() if key != "first_k_dense_replace"},
+    ),
     "glm4 moe in groups": (
         "Glm4Moe",
         {
@@ -257,6 +344,8 @@ LATENT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 MODELS |= LATENT_MODELS
+DENSE_SIZES = {name: size for name, size in LATENT.items() if name.endswith(("_rank", "_dim"))}
+MODELS |= {"youtu": ("Youtu", {**DENSE_SIZES, "num_key_value_heads": 4})}
 COMPRESSED: dict[str, Any] = {
     "num_key_value_heads": 1,
     "head_dim": 16,

@@ -14,7 +14,7 @@ from eyas.models.heads import read_head
 from eyas.train.head.config import HeadTraining
 from eyas.train.head.export import export_head, head_spec
 from eyas.train.head.network import TrainableHead
-from eyas.train.head.target import PaddedAttend
+from eyas.train.head.target import PaddedAttend, Target
 from tests.models.tiny import expected_logits, make_model, save_model, tokens
 
 
@@ -31,6 +31,19 @@ def test_padded_texts_have_transformers_logits(name: str, tmp_path: Path) -> Non
         logits = decoder.logits(hidden_TD).view(2, 40, -1)
     for found, text in zip(logits, texts, strict=True):
         assert (found[: len(text)] - expected_logits(model, text)).abs().max() <= 2e-5
+
+
+@pytest.mark.parametrize("name", ["llama tied", "granite", "granite tied with biases"])
+def test_the_rows_that_a_head_begins_with_give_the_targets_logits(
+    name: str, tmp_path: Path
+) -> None:
+    decoder = load_model(save_model(make_model(name), tmp_path), dtype="float32")
+    target = Target(decoder, tmp_path, taps=(1,))
+    ids_U = torch.tensor([5, 200, 7])
+    with torch.inference_mode():
+        _, final_PD = target.states(torch.tensor([tokens(20)]))
+        expected = target.logits(final_PD)[:, ids_U]
+        torch.testing.assert_close(final_PD @ target.head_rows(ids_U).T, expected)
 
 
 def test_a_head_for_latent_attention_has_plain_attention(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ _FOREIGN = {
     "hunyuan-a13b": "reasoning as Hunyuan writes it",
 }
 """Formats that SGLang or vLLM name and that are not supported."""
+_KIMI = "<|tool_calls_section_begin|>"
 _SEPARATORS = re.compile(r"[-_.]")
 _REASONING: dict[str, Callable[[Vocabulary], ReasoningFormat | None]] = {
     "qwen3": ReasoningFormat.of,
@@ -227,10 +228,12 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> tuple[st
         return calls, f"{BEGIN} in the chat template"
     if "<|python_tag|>" in template or '"parameters": ' in template:
         return "llama3", "the calls in the chat template"
+    if has(_KIMI) or _KIMI in template:
+        return "generic", f"{_KIMI}, which begins calls in sections of Kimi's own"
     by_name = f"the architecture {architecture}"
     if has("<arg_key>"):
         return "glm", "the token <arg_key>"
-    if architecture.startswith("Glm4Moe"):
+    if architecture.startswith(("Glm4Moe", "Glm4vMoe")):
         return "glm", by_name
     if architecture.startswith("DeepseekV4"):
         return "deepseek_v4", by_name

@@ -265,6 +265,11 @@ class LogitsHead:
             block_VI.copy_(weight_VI[start : start + len(block_VI)])
             start += len(block_VI)
 
+    def multiply(self, factor: float) -> None:
+        """Multiply the weight, and so every logit."""
+        for block_VI in self.views():
+            block_VI.mul_(factor)
+
     def seal(self) -> None:
         assert not self._is_sealed, "seal() is called once"
         if self._products is not None:

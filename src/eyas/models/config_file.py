@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +34,8 @@ MAX_VALUES = {
     "num_experts_per_tok": 64,
 }
 """The largest value of a field; far above any model, so that a wrong file is refused quickly."""
-
-
+LARGEST_NUMBER = 1e18
+"""The largest absolute value of a number; integers up to it are those of tensors, too."""
 _OTHER_MODALITIES = frozenset(
     (
         *(
@@ -71,7 +70,7 @@ class ConfigFile:
             values = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ValueError(f"{path} cannot be read ({error.strerror})") from error
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             text = f"{path} cannot be read as JSON ({error}); download it again"
             raise ValueError(text) from error
         if not isinstance(values, dict):
@@ -131,7 +130,12 @@ class ConfigFile:
         """
         values = dict(self.with_layer_types(every=every).values)
         ropes = self.nested("rope_parameters").values
-        if not {"full_attention", "sliding_attention"} <= ropes.keys():
+        if {"full_attention", "sliding_attention"} <= ropes.keys():
+            if self.nested("rope_scaling").values:
+                raise self.error(
+                    "rope_scaling", "stands beside rope_parameters of each layer type; remove it"
+                )
+        else:
             theta, scaling = self.number("rope_theta"), self.nested("rope_scaling").values
             values["rope_parameters"] = {
                 "full_attention": {"rope_theta": theta, **scaling},
@@ -180,17 +184,19 @@ class ConfigFile:
         return frozenset(value)
 
     def optional_number(self, field: str) -> float | None:
-        """Return a finite number; None where the field is absent or null."""
+        """Return a number that is not too large; None where the field is absent or null."""
         value = self.values.get(field)
         if value is None:
             return None
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):
-            raise self.error(field, f"must be a number, not {value!r}")
+        if not is_number or not abs(value) <= LARGEST_NUMBER:
+            text = repr(value)
+            shown = text if len(text) <= 60 else f"{text[:57]}..."
+            raise self.error(field, f"must be a number, not {shown}")
         return value
 
     def number(self, field: str, default: float | None = None) -> float:
-        """Return a finite number; `default` where the field is absent or null."""
+        """Return a number, as `optional_number`; `default` where the field is absent or null."""
         value = self.optional_number(field)
         value = default if value is None else value
         if value is None:

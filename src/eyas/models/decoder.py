@@ -289,6 +289,8 @@ class Decoder:
         """Prepare the filled weights for running; call once, after the last parameter is filled."""
         if self.spec.tie_embeddings:
             self.head.fill_from(self.embedding.weight_VD)
+        if self.spec.logits_scale != 1:
+            self.head.multiply(self.spec.logits_scale)
         for layer in self._layers:
             layer.seal()
         self._norm.seal()
@@ -311,8 +313,12 @@ class Decoder:
         angles = {rope: table.at(rows.positions_T) for rope, table in self._ropes.items()}
         of_layers = [angles[rope] for rope in self._rope_of_layer]
         normed_TD, streams = self._run(rows, of_layers, taps)
-        streams[len(self._layers) + 1] = normed_TD
-        return normed_TD, [streams[tap] for tap in taps]
+        num_layers, scale = len(self._layers), self.spec.stream_scale
+        tapped = [normed_TD if tap > num_layers else streams[tap] for tap in taps]
+        if scale != 1:
+            pairs = zip(taps, tapped, strict=True)
+            tapped = [stream if tap > num_layers else stream * scale for tap, stream in pairs]
+        return normed_TD, tapped
 
     def _run(
         self,

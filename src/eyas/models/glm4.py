@@ -1,4 +1,5 @@
-"""GLM-4 dense: half of each head is rotated, in pairs of neighbours; GLM-4-0414 norms outputs too."""
+"""GLM-4 dense, and the text model of GLM-4.1V: half of each head is rotated, in pairs of neighbours;
+GLM-4-0414 and 4.1V norm outputs too."""
 
 from __future__ import annotations
 
@@ -22,17 +23,24 @@ DEFAULTS = {
     "partial_rotary_factor": 0.5,
 }
 """transformers' defaults of fields that a file may omit."""
+VISION_DEFAULTS = {
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 1.0,
+}
+"""Those of GLM-4.1V's text model which differ."""
 
 
 def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
-    config = config.with_defaults(DEFAULTS)
+    has_vision = config.values["architectures"][0] == "Glm4vForConditionalGeneration"
+    config = config.with_defaults(VISION_DEFAULTS if has_vision else {}).with_defaults(DEFAULTS)
     spec = dense.read_dense(
         config,
-        head_dim=128,
+        head_dim=None if has_vision else 128,
         qkv_bias=config.flag("attention_bias"),
         has_partial_rope=True,
         is_interleaved=True,
     )
-    has_output_norms = spec.architecture == "Glm4ForCausalLM"
+    has_output_norms = spec.architecture != "GlmForCausalLM"
     return replace(spec, traits=LayerTraits(norms="both" if has_output_norms else "input"))

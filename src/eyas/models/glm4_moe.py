@@ -1,4 +1,5 @@
-"""GLM-4.5 and 4.6: half of each head is rotated; sigmoid routers, and an expert that all tokens share.
+"""GLM-4.5 and 4.6, the text model of GLM-4.5V, and Solar Open: half of each head or all is rotated;
+sigmoid routers, and an expert that all tokens share.
 
 The layer after the last one, if the files hold it, is an MTP layer, which `heads.mtp` reads.
 """
@@ -33,10 +34,28 @@ DEFAULTS: dict[str, Any] = {
     "first_k_dense_replace": 1,
 }
 """transformers' defaults of fields that a file may omit."""
+VISION_DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": 65536,
+    "partial_rotary_factor": 1.0,
+    "attention_bias": True,
+}
+"""Those of GLM-4.5V's text model which differ."""
+SOLAR_DEFAULTS: dict[str, Any] = {
+    "head_dim": 128,
+    "partial_rotary_factor": 1.0,
+    "rope_theta": 1e6,
+    "moe_intermediate_size": 1280,
+}
 
 
 def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
+    architecture = config.values["architectures"][0]
+    if architecture == "Glm4vMoeForConditionalGeneration":
+        config.require("use_qk_norm", False, False, "false is, in a model of images")
+        config = config.with_defaults(VISION_DEFAULTS)
+    elif architecture == "SolarOpenForCausalLM":
+        config = _all_experts(config).with_defaults(SOLAR_DEFAULTS)
     config = config.with_defaults(DEFAULTS)
     spec = dense.read_dense(
         config,
@@ -46,3 +65,11 @@ def read(config: ConfigFile) -> ModelSpec:
     )
     experts = read_corrected_experts(config)
     return replace(spec, experts=experts, expert_layers=layers_after(config, spec.num_layers))
+
+
+def _all_experts(config: ConfigFile) -> ConfigFile:
+    """Return the fields of Solar Open, all layers of which have experts."""
+    config.require("first_k_dense_replace", 0, 0, "0 is")
+    config.require("use_qk_norm", False, False, "false is")
+    values = {"intermediate_size": 1, **config.values, "first_k_dense_replace": 0}
+    return ConfigFile(config.path, values)

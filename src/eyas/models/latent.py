@@ -36,10 +36,10 @@ DEFAULTS = {
 """transformers' defaults of fields that a file may omit."""
 
 
-def read_latent(config: ConfigFile, *, experts: ExpertSpec) -> ModelSpec:
+def read_latent(config: ConfigFile, *, experts: ExpertSpec | None) -> ModelSpec:
     """Return the facts of a model with latent attention from its config.json, with `DEFAULTS` in it.
 
-    experts: of the layers after the first `first_k_dense_replace` ones.
+    experts: of the layers after the first `first_k_dense_replace` ones; None where no layer has any.
     ValueError: a field is missing or invalid, or its value is not supported.
     """
     num_heads = config.count("num_attention_heads")
@@ -61,7 +61,7 @@ def read_latent(config: ConfigFile, *, experts: ExpertSpec) -> ModelSpec:
         ConfigFile(config.path, {**config.values, "head_dim": latent.rotated_dim}),
         is_interleaved=config.flag("rope_interleave", True),
     )
-    layers = layers_after(config, spec.num_layers)
+    layers = layers_after(config, spec.num_layers) if experts is not None else frozenset[int]()
     return replace(
         spec,
         num_kv_heads=1,

@@ -1,5 +1,5 @@
-"""Llama 2, 3, 3.1, 3.2, Mistral and the text model of Mistral Small 3: grouped-query attention, rotary
-positions, gated SiLU."""
+"""Llama 2, 3, 3.1, 3.2, Mistral, Ministral and the text model of Mistral Small 3: grouped-query
+attention, rotary positions, gated SiLU."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MISTRAL_DEFAULTS: dict[str, Any] = {
 
 def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
-    is_mistral = config.values["architectures"][0].startswith("Mistral")
+    is_mistral = config.values["architectures"][0].startswith(("Mistral", "Ministral"))
     if config.values["architectures"][0] == "Mistral3ForConditionalGeneration":
         config.require("model_type", "mistral", "mistral", "as the text_config's, mistral is")
     config = config.with_defaults(MISTRAL_DEFAULTS if is_mistral else DEFAULTS)
     if is_mistral:
-        config = _drop_ignored_mistral_fields(config)
+        config = drop_ignored_mistral_fields(config)
     elif config.values.get("sliding_window") is not None:
         raise config.error(
             "sliding_window",
@@ -49,9 +49,11 @@ def read(config: ConfigFile) -> ModelSpec:
     )
 
 
-def _drop_ignored_mistral_fields(config: ConfigFile) -> ConfigFile:
-    """Remove fields that transformers ignores: its Mistral has no biases, and all layers are alike."""
-    ignored = ("attention_bias", "mlp_bias", "layer_types")
+def drop_ignored_mistral_fields(config: ConfigFile) -> ConfigFile:
+    """Remove fields that transformers ignores: its Mistral, Ministral and Mixtral have no biases, and
+    all layers of a Mistral or a Mixtral are alike."""
+    is_ministral = config.values["architectures"][0] == "MinistralForCausalLM"
+    ignored = ("attention_bias", "mlp_bias", *(() if is_ministral else ("layer_types",)))
     present = [name for name in ignored if config.values.get(name)]
     if present:
         log.warning(

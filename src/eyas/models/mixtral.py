@@ -8,6 +8,7 @@ from typing import Any
 from eyas.models import dense
 from eyas.models.config_file import ConfigFile
 from eyas.models.expert_fields import read_experts
+from eyas.models.llama import drop_ignored_mistral_fields
 from eyas.models.spec import ModelSpec
 
 CHECKPOINT_NAMES = dense.names_with(
@@ -41,7 +42,7 @@ DEFAULTS: dict[str, Any] = {
 
 def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
-    config = config.with_defaults(DEFAULTS)
+    config = drop_ignored_mistral_fields(config.with_defaults(DEFAULTS))
     spec = dense.read_dense(
         config,
         window=config.window(),

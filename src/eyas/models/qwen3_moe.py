@@ -1,4 +1,5 @@
-"""Qwen3 with experts: Qwen3's attention; most layers route each token to some of many experts."""
+"""Qwen3 and the text model of Qwen3-VL with experts: Qwen3's attention; most layers route each token to
+some of many experts."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from eyas.models.expert_fields import read_experts
 from eyas.models.qwen2 import WINDOW_FIELDS
 from eyas.models.spec import ModelSpec
 
-CHECKPOINT_NAMES = dense.names_with(dense.EXPERT_NAMES)
+CHECKPOINT_NAMES = dense.names_with(
+    {
+        **dense.EXPERT_NAMES,
+        "mlp.experts.gate_up.weight": "mlp.experts.gate_up_proj",
+        "mlp.experts.down.weight": "mlp.experts.down_proj",
+    }
+)
+"""The experts of a layer of Qwen3-VL are two tensors."""
 FIELDS = WINDOW_FIELDS | {
     *("attention_bias", "num_experts", "num_local_experts", "num_experts_per_tok"),
     *("moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),
@@ -25,10 +33,24 @@ DEFAULTS: dict[str, Any] = {
     "num_experts_per_tok": 8,
 }
 """transformers' defaults of fields that a file may omit."""
+VISION_DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 128000,
+    "moe_intermediate_size": 1408,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+}
+"""Those of Qwen3-VL's text model."""
 
 
 def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
+    if config.values["architectures"][0] == "Qwen3VLMoeForConditionalGeneration":
+        config.require("norm_topk_prob", True, True, "true is; transformers ignores false")
+        values = {**config.values, "norm_topk_prob": True, "use_sliding_window": False}
+        config = ConfigFile(config.path, values).with_defaults(VISION_DEFAULTS)
     config = config.with_defaults(DEFAULTS)
     config.require("use_qk_norm", True, True, "true is")
     attention_bias = config.flag("attention_bias")

@@ -27,34 +27,49 @@ class Architecture:
 
     family: module of `eyas.models` that reads it. model_type: the value that `model_type` must have
     where the file has that field. has_vision: the text model is inside a model of images, whose other
-    parts are not loaded.
+    parts are not loaded. published_type: another value of `model_type`, in files of the authors.
     """
 
     family: str
     model_type: str
     has_vision: bool = False
+    published_type: str | None = None
 
 
 ARCHITECTURES = {
+    "CwmForCausalLM": Architecture("cwm", "cwm"),
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2", "deepseek_v2"),
-    "DeepseekV3ForCausalLM": Architecture("deepseek_v3", "deepseek_v3"),
+    "DeepseekV3ForCausalLM": Architecture("deepseek_v3", "deepseek_v3", published_type="kimi_k2"),
     "DeepseekV4ForCausalLM": Architecture("deepseek_v4", "deepseek_v4"),
+    "Dots1ForCausalLM": Architecture("dots1", "dots1"),
     "Ernie4_5ForCausalLM": Architecture("ernie4_5", "ernie4_5"),
+    "Ernie4_5_MoeForCausalLM": Architecture("ernie4_5_moe", "ernie4_5_moe"),
     "Exaone4ForCausalLM": Architecture("exaone4", "exaone4"),
+    "GemmaForCausalLM": Architecture("gemma", "gemma"),
     "Gemma3ForCausalLM": Architecture("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Architecture("gemma3", "gemma3", has_vision=True),
     "Glm4ForCausalLM": Architecture("glm4", "glm4"),
     "Glm4MoeForCausalLM": Architecture("glm4_moe", "glm4_moe"),
     "Glm4MoeLiteForCausalLM": Architecture("glm4_moe_lite", "glm4_moe_lite"),
+    "Glm4vForConditionalGeneration": Architecture("glm4", "glm4v", has_vision=True),
+    "Glm4vMoeForConditionalGeneration": Architecture("glm4_moe", "glm4v_moe", has_vision=True),
     "GlmForCausalLM": Architecture("glm4", "glm"),
     "GptOssForCausalLM": Architecture("gpt_oss", "gpt_oss"),
+    "GraniteForCausalLM": Architecture("granite", "granite"),
+    "GraniteMoeForCausalLM": Architecture("granite_moe", "granitemoe"),
+    "GraniteMoeHybridForCausalLM": Architecture("granite_moe", "granitemoehybrid"),
+    "GraniteMoeSharedForCausalLM": Architecture("granite_moe", "granitemoeshared"),
+    "KimiK25ForConditionalGeneration": Architecture("deepseek_v3", "kimi_k25", has_vision=True),
     "LlamaForCausalLM": Architecture("llama", "llama"),
     "MiMoForCausalLM": Architecture("qwen2", "mimo"),
+    "MiniMaxM2ForCausalLM": Architecture("minimax_m2", "minimax_m2", published_type="minimax"),
+    "MinistralForCausalLM": Architecture("llama", "ministral"),
     "MistralForCausalLM": Architecture("llama", "mistral"),
     "Mistral3ForConditionalGeneration": Architecture("llama", "mistral3", has_vision=True),
     "MixtralForCausalLM": Architecture("mixtral", "mixtral"),
     "Olmo2ForCausalLM": Architecture("olmo2", "olmo2"),
     "Olmo3ForCausalLM": Architecture("olmo3", "olmo3"),
+    "OlmoeForCausalLM": Architecture("olmoe", "olmoe"),
     "Phi3ForCausalLM": Architecture("phi3", "phi3"),
     "Qwen2ForCausalLM": Architecture("qwen2", "qwen2"),
     "Qwen2MoeForCausalLM": Architecture("qwen2_moe", "qwen2_moe"),
@@ -63,6 +78,9 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": Architecture("qwen3", "qwen3"),
     "Qwen3MoeForCausalLM": Architecture("qwen3_moe", "qwen3_moe"),
     "Qwen3VLForConditionalGeneration": Architecture("qwen3", "qwen3_vl", has_vision=True),
+    "Qwen3VLMoeForConditionalGeneration": Architecture(
+        "qwen3_moe", "qwen3_vl_moe", has_vision=True
+    ),
     "Qwen3NextForCausalLM": Architecture("qwen3_next", "qwen3_next"),
     "Qwen3_5ForCausalLM": Architecture("qwen3_5", "qwen3_5_text"),
     "Qwen3_5ForConditionalGeneration": Architecture("qwen3_5", "qwen3_5", has_vision=True),
@@ -70,9 +88,11 @@ ARCHITECTURES = {
     "Qwen3_5MoeForConditionalGeneration": Architecture("qwen3_5", "qwen3_5_moe", has_vision=True),
     "SeedOssForCausalLM": Architecture("seed_oss", "seed_oss"),
     "SmolLM3ForCausalLM": Architecture("smollm3", "smollm3"),
+    "SolarOpenForCausalLM": Architecture("glm4_moe", "solar_open"),
+    "YoutuForCausalLM": Architecture("youtu", "youtu"),
 }
 _VISION_TENSORS = re.compile(
-    r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\."
+    r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector|mm_projector)\."
 )
 
 
@@ -158,8 +178,9 @@ def read_spec(directory: Path | str) -> ModelSpec:
             f"supported: {', '.join(supported_architectures())}"
         )
     model_type = config.values.get("model_type")
-    expected = ARCHITECTURES[architecture].model_type
-    if model_type is not None and model_type != expected:
+    known = ARCHITECTURES[architecture]
+    expected = known.model_type
+    if model_type not in (None, expected, known.published_type):
         raise config.error(
             "model_type",
             f"{model_type!r} is not that of {architecture} in architectures, and libraries differ in "

@@ -63,7 +63,9 @@ class ModelSpec:
     eos_token_ids: every id that ends a text.
     window_rope: the rope of the layers with a window; None is `rope`. unrotated_layers: the layers
     whose queries and keys are not rotated. attention_scale: multiplies the dot products; None is
-    head_dim ** -0.5. embedding_scale: multiplies the embedding's rows.
+    head_dim ** -0.5. embedding_scale: multiplies the embedding's rows. stream_scale: multiplies what is
+    tapped of the residual stream, which the layers pass on divided by it. logits_scale: multiplies the
+    logits.
     latent: the sizes of latent attention; then there is one key/value head, `head_dim` is the width of
     a stored row, and `rope` is of its rotated part alone. None is grouped-query attention.
     experts: the feed-forward block of `expert_layers`; the other layers have one of intermediate_size.
@@ -96,6 +98,8 @@ class ModelSpec:
     unrotated_layers: frozenset[int] = frozenset()
     attention_scale: float | None = None
     embedding_scale: float = 1.0
+    stream_scale: float = 1.0
+    logits_scale: float = 1.0
     latent: LatentSizes | None = None
     experts: ExpertSpec | None = None
     expert_layers: frozenset[int] = frozenset()

@@ -25,6 +25,8 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
     first_state_layer = min(spec.state_layers, default=0)
     with_attention = (i for i in range(spec.num_layers) if i not in spec.state_layers)
     first_attention_layer = next(with_attention, 0)
+    plain = (i for i in range(spec.num_layers) if i not in spec.expert_layers)
+    first_plain_layer = next(plain, spec.num_layers)
     for parameter, rows, columns, layer in (
         ("embedding.weight", "vocab", "hidden", 0),
         ("layers.{layer}.attention.q.weight", "query", "hidden", first_attention_layer),
@@ -39,8 +41,8 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
         ("layers.{layer}.delta.qkv.weight", "qkv", "hidden", first_state_layer),
         ("layers.{layer}.delta.z.weight", "z", "hidden", first_state_layer),
         ("layers.{layer}.delta.b.weight", "value heads", "hidden", first_state_layer),
-        ("layers.{layer}.mlp.gate.weight", "inner", "hidden", 0),
-        ("layers.{layer}.mlp.gate_up.weight", "fused inner", "hidden", 0),
+        ("layers.{layer}.mlp.gate.weight", "inner", "hidden", first_plain_layer),
+        ("layers.{layer}.mlp.gate_up.weight", "fused inner", "hidden", first_plain_layer),
         ("layers.{layer}.mlp.router.weight", "experts", "hidden", first_expert_layer),
         (
             "layers.{layer}.mlp.experts.{expert}.gate.weight",

@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (tensor name, bytes copied, bytes in all) after each tensor."""
 
 HARMLESS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias)$")
-MTP_NAMES = re.compile(r"^(model\.mtp_layers|mtp)\.")
+MTP_NAMES = re.compile(r"^(model\.mtp_\w+|mtp)\.")
 MTP_MARKER = "eh_proj.weight"
 """DeepSeek numbers its MTP layers after the model's own layers; only MTP layers have this tensor."""
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
@@ -92,7 +92,7 @@ def _without_single_experts(names: Mapping[str, str], checkpoint: Checkpoint) ->
 
 
 _FUSED = re.compile(
-    r"(layers\.(?:\d+|\{layer\})\.)(attention\.[qkv]|mlp\.(?:gate|up))\.(weight|bias)"
+    r"(layers\.(?:\d+|\{layer\})\.)(attention\.[qkv]|mlp\.(?:shared\.)?(?:gate|up))\.(weight|bias)"
 )
 
 
@@ -143,7 +143,7 @@ def fused_name(parameter: str, names: Mapping[str, str]) -> str:
         parameter = parameter.replace(f".experts.{numbers['{expert}']}.", ".experts.")
         return re.sub(r"\.(gate|up)\.", ".gate_up.", parameter)
     if match is not None and pattern not in names:
-        whole = "attention.qkv" if match[2].startswith("attention") else "mlp.gate_up"
+        whole = re.sub(r"\.[qkv]$", ".qkv", re.sub(r"\.(gate|up)$", ".gate_up", match[2]))
         return f"{match[1]}{whole}.{match[3]}"
     return parameter
 
@@ -188,14 +188,33 @@ def wanted_tensors(
     _check_names(wanted, checkpoint, tied_head, ignored)
     for name, parameter in wanted.items():
         blocks = parameters[parameter]
-        shape = whole_shape(blocks)
-        if (match := _PACKED.search(parameter)) and blocks[0].dim() == 2:
-            num_experts = len(blocks) // (2 if match[1] == "gate_up" else 1)
-            shape = (num_experts, shape[0] // num_experts, *shape[1:])
+        shape = _shape_of(parameter, blocks)
+        stored = checkpoint.tensors[name].shape
+        if _is_transposed(parameter, blocks, stored):
+            shape = (shape[0], shape[2], shape[1])
+        elif len(shape) == 1 and stored == (1, *shape):
+            shape = stored
         is_integer = isinstance(blocks[0], torch.Tensor) and not blocks[0].is_floating_point()
         types = ("I64", "I32") if is_integer else FLOAT_TYPES
         check_tensor(checkpoint.tensors[name], shape, types)
     return wanted
+
+
+def _shape_of(parameter: str, blocks: Sequence[Parameter]) -> tuple[int, ...]:
+    """Return the shape of the tensor of a parameter from `fused`: [E, O, I] of all experts."""
+    shape = whole_shape(blocks)
+    if (match := _PACKED.search(parameter)) and blocks[0].dim() == 2:
+        num_experts = len(blocks) // (2 if match[1] == "gate_up" else 1)
+        shape = (num_experts, shape[0] // num_experts, *shape[1:])
+    return shape
+
+
+def _is_transposed(parameter: str, blocks: Sequence[Parameter], stored: tuple[int, ...]) -> bool:
+    """Whether a tensor of this shape has [E, I, O] of all experts, as Qwen3-VL's files do. As in
+    transformers, one that could be read either way is not transposed."""
+    shape = _shape_of(parameter, blocks)
+    is_packed = _PACKED.search(parameter) is not None and blocks[0].dim() == 2
+    return is_packed and stored != shape and stored == (shape[0], shape[2], shape[1])
 
 
 def fill(
@@ -212,12 +231,16 @@ def fill(
     """
     regions: dict[str, list[Region]] = {}
     for name, parameter in wanted.items():
-        tensor = checkpoint.tensors[name]
-        shape = tensor.shape
+        tensor, blocks = checkpoint.tensors[name], parameters[parameter]
+        shape, is_transposed = tensor.shape, _is_transposed(parameter, blocks, tensor.shape)
         if kept is not None and name in kept.layouts and tensor.packing is not None:
             if tensor.packing.is_transposed:  # packed ones are as they are used
                 shape = (*shape[:-2], shape[-1], shape[-2])
-        if found := list(_regions(parameters[parameter], shape)):
+        if is_transposed:
+            found = [_turned(each) for each in _regions(blocks, _shape_of(parameter, blocks))]
+        else:
+            found = list(_regions(blocks, shape))
+        if found:
             regions[name] = found
     total = sum(bytes_of(each.target) for found in regions.values() for each in found)
     done = 0
@@ -242,6 +265,14 @@ def _regions(blocks: list[Parameter], shape: tuple[int, ...]) -> Iterator[Region
         for (start, stop), columns, target in cut.regions():
             yield Region(outer, (base + start, base + stop), columns, target)
         first += cut.shape[0]
+
+
+def _turned(region: Region) -> Region:
+    """Return the region of the transposed matrix of an expert."""
+    target = region.target
+    assert isinstance(target, torch.Tensor)
+    columns = region.columns or (0, target.shape[1])
+    return Region(region.outer, columns, region.rows, target.t())
 
 
 def _check_finite(stored: StoredTensor, target: Weight, values: Weight) -> None:

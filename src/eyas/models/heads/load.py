@@ -184,17 +184,14 @@ def _files(spec: HeadSpec, checkpoint: Checkpoint, target: ModelSpec) -> dict[st
 def _fill_from_target(
     blocks: list[torch.Tensor], ids_V: torch.Tensor, target: Decoder, target_directory: Path
 ) -> None:
-    """Copy the rows of these token ids from the target's output layer."""
+    """Copy the rows of these token ids from the target's output layer, scaled as its logits are."""
     if target.spec.tie_embeddings:
         rows_VD = target.embedding.weight_VD
-        _fill_rows(blocks, ids_V.to(rows_VD.device), rows_VD)
-        return
-    _fill_rows(blocks, ids_V, read_head_weight(target_directory, target.spec.architecture))
-
-
-def _fill_rows(blocks: list[torch.Tensor], ids_V: torch.Tensor, rows_VD: torch.Tensor) -> None:
+        ids_V = ids_V.to(rows_VD.device)
+    else:
+        rows_VD = read_head_weight(target_directory, target.spec.architecture)
     start = 0
     for block_VD in blocks:
         stop = start + block_VD.shape[0]
-        block_VD.copy_(rows_VD[ids_V[start:stop]])
+        block_VD.copy_(rows_VD[ids_V[start:stop]]).mul_(target.spec.logits_scale)
         start = stop

@@ -176,11 +176,13 @@ class Target:
         return torch.cat([self.logits(part).argmax(-1) for part in final_PD.split(rows)])
 
     def head_rows(self, ids_U: Tensor) -> Tensor:
-        """Return the rows [U, D] of the target's logits head for these token ids."""
+        """Return the rows [U, D] of the target's logits head for these token ids, scaled as its logits
+        are."""
+        scale = self.decoder.spec.logits_scale
         if self.decoder.spec.tie_embeddings:
-            return self.embedding_VD[ids_U.to(self.device)].clone()
+            return self.embedding_VD[ids_U.to(self.device)] * scale
         weight_VD = read_head_weight(self._directory, self.decoder.spec.architecture)
-        return weight_VD[ids_U.to(weight_VD.device)].to(self.device, self.dtype)
+        return weight_VD[ids_U.to(weight_VD.device)].to(self.device, self.dtype) * scale
 
 
 def float_logits(hidden: Tensor, weight: Tensor) -> Tensor:
