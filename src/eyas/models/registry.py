@@ -120,7 +120,7 @@ def supported_architectures() -> tuple[str, ...]:
 
 def family_of(architecture: str) -> Family:
     """Import and return the family module of a supported architecture."""
-    return cast(Family, import_module(f"eyas.models.{ARCHITECTURES[architecture].family}"))
+    return cast(Family, import_module(f"eyas.models.families.{ARCHITECTURES[architecture].family}"))
 
 
 def checkpoint_names(architecture: str, tensors: Container[str]) -> Mapping[str, str]:

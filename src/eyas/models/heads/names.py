@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from eyas.models.dense import CHECKPOINT_NAMES
+from eyas.models.families.dense import CHECKPOINT_NAMES
 from eyas.models.weights import HARMLESS
 
 LAYER_NAMES = {
