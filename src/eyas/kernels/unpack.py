@@ -59,27 +59,36 @@ FP8_TO_FLOAT16 = tl.constexpr(_fp8_pairs("7 1", "0x3F803F80", "0x5C005C00", "f16
 
 
 def _fp4_pairs() -> str:
-    """The instructions that make the four pairs of a word, each times the power of two of its block,
-    whose exponents are the bytes of a second word."""
-    lines = [".reg .b32 exponent, unit, sign, bits, pair;"]
-    for slot, shift in enumerate(("shl.b32 bits, $8, 6", "shl.b32 bits, $8, 2",
-                                  "shr.u32 bits, $8, 2", "shr.u32 bits, $8, 6")):  # fmt: skip
-        lines += [
-            f"bfe.u32 exponent, $9, {8 * slot}, 8;",
-            "mad.lo.u32 unit, exponent, 0x00800080, 0x1F001F00;",
-            f"{shift};",
-            "and.b32 bits, bits, 0x01C001C0;",
-            f"shl.b32 sign, $8, {12 - 4 * slot};",
-            "lop3.b32 pair, sign, 0x80008000, bits, 0xEA;",
-            "mul.rn.bf16x2 pair, pair, unit;",
-            f"mov.b32 {{${2 * slot}, ${2 * slot + 1}}}, pair;",
-        ]
+    """The instructions that make the four pairs of a word, each times its power of two: operands 9 to
+    12, one for each block, in both halves. Shifts and masks share a pipe that runs at half of the issue
+    rate, so the bits of three numbers are stored as bfloat16 has them, a shift apart."""
+    lines = [".reg .b32 bits, sign, top, pair;"]
+    for slot in range(3):
+        source = "$8" if slot == 0 else "bits"
+        lines += [f"shl.b32 bits, $8, {3 * slot};"] if slot else []
+        lines += [f"and.b32 pair, {source}, 0x81C081C0;", *_scaled(slot)]
+    lines += [
+        "shr.u32 bits, $8, 4;",
+        "shr.u32 top, $8, 5;",
+        "shl.b32 sign, $8, 1;",
+        "lop3.b32 bits, bits, top, 0x00C000C0, 0xE4;",  # where the mask is set bits, else top
+        "lop3.b32 bits, bits, sign, 0x01C001C0, 0xE4;",
+        "and.b32 pair, bits, 0x81C081C0;",
+        *_scaled(3),
+    ]
     return "\n".join(("{", *lines, "}"))
+
+
+def _scaled(slot: int) -> tuple[str, str]:
+    return (
+        f"mul.rn.bf16x2 pair, pair, ${9 + slot};",
+        f"mov.b32 {{${2 * slot}, ${2 * slot + 1}}}, pair;",
+    )
 
 
 FP4_TO_BFLOAT16 = tl.constexpr(_fp4_pairs())
 TWO_PAIRS = tl.constexpr("=h,=h,=h,=h,r")
-FOUR_PAIRS = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r")
+FOUR_PAIRS = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r")
 
 
 @triton.jit
@@ -120,10 +129,20 @@ def fp4_scale(word, place: tl.constexpr):
 
 
 @triton.jit
+def fp4_power(word, place: tl.constexpr):
+    """The power of two in a byte of a word, as two bfloat16 times FP4's unit over FP4_SHRUNK."""
+    return ((word >> (8 * place)) & 0xFF) * 0x00800080 + 0x1F001F00
+
+
+@triton.jit
 def fp4_value(word_OW, exponents_O1, slot: tl.constexpr, half: tl.constexpr, dtype: tl.constexpr):
-    """The values of the numbers in one place of words."""
-    number = word_OW >> (4 * slot + 16 * half)
-    bits = ((number & 8) << 28) | ((number & 7) << 22)
+    """The values of the numbers in one place of words (`ops.dequantise.fp4_bytes` has their bits)."""
+    number = word_OW >> (16 * half)
+    if slot == 3:
+        sign, size = number >> 14, ((number >> 11) & 4) | ((number >> 10) & 3)
+    else:
+        sign, size = number >> (15 - 3 * slot), (number >> (6 - 3 * slot)) & 7
+    bits = (sign << 31) | (size << 22)
     value = bits.to(tl.float32, bitcast=True) * FP4_UNIT * fp4_scale(exponents_O1, slot)
     return value.to(dtype)
 
@@ -136,7 +155,13 @@ def fp4_values(word_OW, exponents_O1, dtype: tl.constexpr):
         a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
             FP4_TO_BFLOAT16,
             FOUR_PAIRS,
-            [word_OW, exponents_O1],
+            [
+                word_OW,
+                fp4_power(exponents_O1, 0),
+                fp4_power(exponents_O1, 1),
+                fp4_power(exponents_O1, 2),
+                fp4_power(exponents_O1, 3),
+            ],
             dtype=(tl.bfloat16,) * 8,
             is_pure=True,
             pack=1,

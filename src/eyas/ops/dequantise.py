@@ -78,14 +78,47 @@ def arrange(numbers: torch.Tensor, kind: Kind) -> torch.Tensor:
     shape, order = PLACES[kind]
     wide = F.pad(numbers.to(torch.uint8), (0, -numbers.shape[-1] % STEP))
     places = _permuted(wide.unflatten(-1, (-1, *shape)), order)
-    bytes_ = places.flatten(-len(shape) - 1)
-    return bytes_ if kind == "fp8" else bytes_[..., ::2] | (bytes_[..., 1::2] << 4)
+    stored = places.flatten(-len(shape) - 1)
+    if kind == "mxfp4":
+        return fp4_bytes(stored)
+    return stored if kind == "fp8" else stored[..., ::2] | (stored[..., 1::2] << 4)
+
+
+def fp4_bytes(numbers: torch.Tensor) -> torch.Tensor:
+    """Return two bytes for each four FP4 numbers of the last dimension, uint8.
+
+    As 16 bits, from the highest: the signs of numbers 0 and 3, the upper bit of 3's size, the sign of
+    1, the lower bits of 3's size, the sign of 2, and the sizes of 0, 1 and 2. So the bits of 0, 1 and 2
+    are in the same places, if the 16 bits are shifted left by 0, 3 and 6.
+    """
+    sizes, signs = numbers & 7, numbers >> 3
+    a, b, c, d = sizes.unflatten(-1, (-1, 4)).unbind(-1)
+    sign_a, sign_b, sign_c, sign_d = signs.unflatten(-1, (-1, 4)).unbind(-1)
+    low = (a & 3) << 6 | b << 3 | c
+    high = (
+        sign_a << 7 | sign_d << 6 | d >> 2 << 5 | sign_b << 4 | (d & 3) << 2 | sign_c << 1 | a >> 2
+    )
+    return torch.stack((low, high), -1).flatten(-2)
+
+
+def fp4_numbers(stored: torch.Tensor) -> torch.Tensor:
+    """Return the numbers that `fp4_bytes` has stored, twice as many as bytes."""
+    low, high = stored.unflatten(-1, (-1, 2)).unbind(-1)
+    numbers = (
+        high >> 7 << 3 | (high & 1) << 2 | low >> 6,
+        (high >> 4 & 1) << 3 | low >> 3 & 7,
+        (high >> 1 & 1) << 3 | low & 7,
+        (high >> 6 & 1) << 3 | (high >> 5 & 1) << 2 | high >> 2 & 3,
+    )
+    return torch.stack(numbers, -1).flatten(-2)
 
 
 def _in_order(weight: PackedWeight) -> torch.Tensor:
     """Return the numbers of a weight [..., O, I], uint8."""
     kind, numbers = weight.layout.kind, weight.numbers
-    if kind != "fp8":
+    if kind == "mxfp4":
+        numbers = fp4_numbers(numbers)
+    elif kind == "int4":
         numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
     shape, order = PLACES[kind]
     stored = [shape[place] for place in order]
