@@ -103,43 +103,47 @@ ON_GPU |= {
         *("--drafter", "eagle3", "--draft-steps", "3", "--draft-topk", "1", "--draft-nodes", "4"),
         *("--synthetic-acceptance", "2.5"),
     ],
-    "h200_v2_lite": [
-        *("bench", "decode", "--shape", "deepseek-v2-lite", "--dummy-weights", "--drafter", "root"),
-        *("--batch", "1,8,32,64", "--prompt-tokens", "128", "--max-tokens", "64"),
-        *("--repeats", "2"),
-    ],
-    "h200_qwen3_next_cut": [
-        *("bench", "decode", "--shape", "qwen3-next-24-layers", "--dummy-weights"),
-        *("--batch", "1,8", "--prompt-tokens", "128", "--max-tokens", "48", "--repeats", "2"),
-        *("--drafter", "root"),
-    ],
-    "h200_glm_air_fp8": [
-        *("bench", "decode", "--shape", "glm-4.5-air", "--quantization", "fp8-row"),
-        *("--dummy-weights", "--batch", "1,8", "--prompt-tokens", "128", "--max-tokens", "48"),
-        *("--repeats", "2", "--drafter", "root"),
-    ],
 }
 PLAIN = ("bench", "decode", "--dummy-weights", "--drafter", "root", "--prompt-tokens", "128")
 DENSE = (*PLAIN, "--shape", "llama-3.1-8b", "--batch", "1,8,32", "--max-tokens", "64")
 ON_GPU |= {
     "h200_dense_bf16": [*DENSE, "--repeats", "2"],
     "h200_dense_fp8": [*DENSE, "--quantization", "fp8", "--repeats", "2"],
-    "h200_moe_fp8": [
-        *(*PLAIN, "--shape", "qwen3-30b-a3b", "--quantization", "fp8", *SIZES),
-        *("--max-tokens", "64", "--repeats", "2"),
-    ],
-    "h200_v3_cut_fp8": [
-        *(*PLAIN, "--shape", "deepseek-v3-6-layers", "--quantization", "fp8", "--batch", "1,8"),
-        *("--max-tokens", "48", "--repeats", "2"),
-    ],
-    "h200_v4_cut_fp8": [
-        *(*PLAIN, "--shape", "deepseek-v4-4-layers", "--quantization", "fp8", "--batch", "1,8"),
-        *("--max-tokens", "48", "--repeats", "2"),
-    ],
-    "h200_gpt_oss_120b": [
-        *(*PLAIN, "--shape", "gpt-oss-120b", "--quantization", "mxfp4", "--batch", "1,8"),
-        *("--max-tokens", "48", "--repeats", "2"),
-    ],
+}
+CHAIN_OF_3 = (
+    *("--drafter", "head", "--draft-steps", "3", "--draft-topk", "1", "--draft-nodes", "4"),
+    *("--synthetic-acceptance", "2.5"),
+)
+OTHER_KINDS: dict[str, tuple[str, ...]] = {
+    "h200_moe_fp8": ("--shape", "qwen3-30b-a3b", "--quantization", "fp8"),
+    "h200_gpt_oss_120b": ("--shape", "gpt-oss-120b", "--quantization", "mxfp4"),
+    "h200_glm_air_fp8": ("--shape", "glm-4.5-air", "--quantization", "fp8-row"),
+    "h200_qwen3_next_fp8": ("--shape", "qwen3-next-80b-a3b", "--quantization", "fp8"),
+    "h200_v2_lite": ("--shape", "deepseek-v2-lite"),
+}
+CUT_KINDS: dict[str, tuple[str, ...]] = {
+    "h200_v3_cut_fp8": ("--shape", "deepseek-v3-6-layers", "--quantization", "fp8"),
+    "h200_v4_cut_fp8": ("--shape", "deepseek-v4-4-layers", "--quantization", "fp8"),
+}
+"""Models with other kinds of layers than dense ones, whole and with few of their layers; each without
+drafts, and with a chain of 3 (NAME_chain)."""
+ON_GPU |= {
+    name: [
+        *("bench", "decode", "--dummy-weights", *shape, *SIZES, "--prompt-tokens", "128"),
+        *("--max-tokens", "48", "--repeats", "1", "--drafter", "root"),
+    ]
+    for name, shape in OTHER_KINDS.items()
+}
+ON_GPU |= {
+    name: [*PLAIN, *shape, "--batch", "1,8", "--max-tokens", "48", "--repeats", "2"]
+    for name, shape in CUT_KINDS.items()
+}
+ON_GPU |= {
+    f"{name}_chain": [
+        *("bench", "decode", "--dummy-weights", *shape, *SIZES, "--prompt-tokens", "128"),
+        *("--max-tokens", "48", "--repeats", "1", *CHAIN_OF_3),
+    ]
+    for name, shape in (OTHER_KINDS | CUT_KINDS).items()
 }
 LOAD = ("--num-requests", "400", "--prompt-tokens", "512", "--max-tokens", "256")
 LOADED = (
