@@ -339,29 +339,24 @@ _V4_CUT, _V4_LARGE_CUT = _v4(4), _v4(16)
 _DELTA = DeltaSizes(16, 32, 128, 128, num_taps=4, groups_by_key=True)
 
 
-def _qwen_next(num_layers: int) -> ModelSpec:
-    """Qwen3-Next with so many of its 48 layers, every fourth of which has attention."""
-    return replace(
-        _QWEN,
-        architecture="Qwen3NextForCausalLM",
-        hidden_size=2048,
-        num_layers=num_layers,
-        num_query_heads=16,
-        num_kv_heads=2,
-        head_dim=256,
-        intermediate_size=5120,
-        rope=RopeSpec("default", 10000000.0, 256, rotary_dim=64),
-        windows=(None,) * num_layers,
-        max_position=262144,
-        traits=LayerTraits(has_output_gate=True),
-        experts=ExpertSpec(512, 512, Routing(10), shared_size=512, has_shared_gate=True),
-        expert_layers=frozenset(range(num_layers)),
-        state=_DELTA,
-        state_layers=frozenset(layer for layer in range(num_layers) if (layer + 1) % 4),
-    )
-
-
-_QWEN_NEXT, _QWEN_NEXT_CUT = _qwen_next(48), _qwen_next(24)
+_QWEN_NEXT = replace(
+    _QWEN,
+    architecture="Qwen3NextForCausalLM",
+    hidden_size=2048,
+    num_layers=48,
+    num_query_heads=16,
+    num_kv_heads=2,
+    head_dim=256,
+    intermediate_size=5120,
+    rope=RopeSpec("default", 10000000.0, 256, rotary_dim=64),
+    windows=(None,) * 48,
+    max_position=262144,
+    traits=LayerTraits(has_output_gate=True),
+    experts=ExpertSpec(512, 512, Routing(10), shared_size=512, has_shared_gate=True),
+    expert_layers=frozenset(range(48)),
+    state=_DELTA,
+    state_layers=frozenset(layer for layer in range(48) if (layer + 1) % 4),
+)
 _TINY = ModelSpec(
     architecture="LlamaForCausalLM",
     vocab_size=512,
@@ -444,7 +439,6 @@ SHAPES = {
         NamedShape("deepseek-v4-4-layers", _V4_CUT, _streams_mtp(_V4_CUT)),
         NamedShape("deepseek-v4-16-layers", _V4_LARGE_CUT, _streams_mtp(_V4_LARGE_CUT)),
         NamedShape("qwen3-next-80b-a3b", _QWEN_NEXT, _eagle3(_QWEN_NEXT, 32000)),
-        NamedShape("qwen3-next-24-layers", _QWEN_NEXT_CUT, _eagle3(_QWEN_NEXT_CUT, 32000)),
         NamedShape("tiny", _TINY, replace(_eagle3(_TINY, 128), taps=(0, 1, 2))),
         NamedShape("tiny-moe", _TINY_MOE, replace(_eagle3(_TINY_MOE, 128), taps=(0, 1, 2))),
         NamedShape("tiny-latent", _TINY_LATENT, _mtp(_TINY_LATENT)),

@@ -44,7 +44,9 @@ def test_what_changes_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> Non
     keywords = {"pp_size": 1, "enable_metrics": True, "enable_lora": False, "quantization": None}
     with LLM(**QUICK, **keywords, log_level="error"):
         said = [
-            each.message.partition(":")[0] for each in caplog.records if each.name == "eyas.llm"
+            each.message.partition(":")[0]
+            for each in caplog.records
+            if each.name == "eyas.llm.arguments"
         ]
     assert said == ["log_level", "pipeline_parallel_size 1", "enable_metrics"]
 
