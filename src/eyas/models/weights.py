@@ -232,14 +232,14 @@ def fill(
     regions: dict[str, list[Region]] = {}
     for name, parameter in wanted.items():
         tensor, blocks = checkpoint.tensors[name], parameters[parameter]
-        shape, is_transposed = tensor.shape, _is_transposed(parameter, blocks, tensor.shape)
-        if kept is not None and name in kept.layouts and tensor.packing is not None:
-            if tensor.packing.is_transposed:  # packed ones are as they are used
-                shape = (*shape[:-2], shape[-1], shape[-2])
-        if is_transposed:
+        is_kept = kept is not None and name in kept.layouts
+        if is_kept and tensor.packing is not None and tensor.packing.is_transposed:
+            *outer, num_in, num_out = tensor.shape  # packed ones are as they are used
+            found = list(_regions(blocks, (*outer, num_out, num_in)))
+        elif _is_transposed(parameter, blocks, tensor.shape):
             found = [_turned(each) for each in _regions(blocks, _shape_of(parameter, blocks))]
         else:
-            found = list(_regions(blocks, shape))
+            found = list(_regions(blocks, tensor.shape))
         if found:
             regions[name] = found
     total = sum(bytes_of(each.target) for found in regions.values() for each in found)
