@@ -58,6 +58,45 @@ def test_products_agree_with_float64_and_each_row_with_itself(
     assert torch.equal(product(x_TI, None) + bias_O, whole_TO)
 
 
+@pytest.mark.skipif(
+    not products.is_available(torch.bfloat16, torch.device("cpu")),
+    reason="the processor has no products of bfloat16, or AMX",
+)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (15, 7), (64, 34), (100, 50), (257, 1100), (70, 4098)], ids=str
+)
+def test_products_of_bfloat16_are_rounded_once_and_do_not_depend_on_other_rows(
+    shape: tuple[int, int],
+) -> None:
+    num_out, num_in = shape
+    weight_OI, bias_O = torch.randn(num_out, num_in).bfloat16(), torch.randn(num_out).bfloat16()
+    wide_TX = torch.randn(101, num_in + 3).bfloat16()
+    x_TI = wide_TX[:, 1 : 1 + num_in]
+    product = packed(weight_OI)
+    whole_TO = product(x_TI, bias_O)
+    assert whole_TO.dtype == torch.bfloat16
+    sums = x_TI.double() @ weight_OI.double().T
+    expected = sums + bias_O.double()
+    error = (whole_TO.double() - expected).abs()
+    assert (error <= expected.abs() * 2**-8 + 1e-5 * num_in**0.5).all()
+    for first, count in (
+        (0, 1),
+        (100, 1),
+        (3, 2),
+        (7, 3),
+        (9, 4),
+        (2, 5),
+        (50, 6),
+        (1, 49),
+        (5, 96),
+    ):
+        rows = slice(first, first + count)
+        assert torch.equal(product(x_TI[rows], bias_O), whole_TO[rows]), (first, count)
+    assert torch.equal(product(x_TI.contiguous(), bias_O), whole_TO)
+    plain = product(x_TI)
+    assert ((plain.double() - sums).abs() <= sums.abs() * 2**-8 + 1e-5 * num_in**0.5).all()
+
+
 @needs_compiler
 def test_weights_of_a_16_bit_checkpoint_take_half_the_memory_and_keep_their_bits() -> None:
     weight_OI = torch.randn(96, 40).bfloat16().float()
@@ -182,7 +221,9 @@ def test_code_that_miscalculates_is_not_used(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = tmp_path / "wrong.c"
-    wrong.write_text(SOURCE.read_text().replace("sum + bias[first + c]", "sum"))
+    source, right = SOURCE.read_text(), "sum = sum + load_some("
+    assert right in source
+    wrong.write_text(source.replace(right, "sum = sum - load_some("))
     shutil.copy(SOURCE.with_name("vectors.h"), tmp_path)
     built = build(wrong)
     assert built.library is not None

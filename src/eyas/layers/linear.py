@@ -41,8 +41,9 @@ PackedProduct = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 def pack_weight(weight_OI: torch.Tensor) -> PackedProduct | None:
     """Return the product with a weight that is packed for this CPU; None if nothing here packs it.
 
-    float32: by our own code where it can be compiled, in one order for any number of rows. Else in
-    oneDNN's blocked layout, whose kernels keep their order over more row counts than `F.linear` does.
+    By our own code where it can be compiled for the type and the processor, in one order for any number
+    of rows. Else in oneDNN's blocked layout, whose kernels keep their order over more row counts than
+    `F.linear` does.
     """
     packed = packed_weight(weight_OI)
     if packed is not None:

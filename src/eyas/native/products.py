@@ -1,8 +1,10 @@
-"""Products of float32 rows on a CPU: one order of additions for any number of rows.
+"""Products of rows on a CPU: one order of additions for any number of rows.
 
 Promises: an element of a product is one chain of fused multiply-adds over ascending columns, or with
-`PackedWeight.by_tree` a sum of several, so its bits depend on its row and the weights alone. Weights
-whose values bfloat16 holds exactly take half the memory and give the same bits.
+`PackedWeight.by_tree` a sum of several, so its bits depend on its row and the weights alone. float32
+weights whose values bfloat16 holds exactly take half the memory and give the same bits. Products of
+bfloat16 add up two columns at a time in float32, where the processor has an instruction for it (AVX-512
+BF16) and none that is faster for many rows (AMX).
 Does not know: layers.
 
 Legend: T rows, I input features, O output features.
@@ -12,11 +14,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from eyas.native.build import Built, call, load
 
@@ -33,32 +37,51 @@ _TREE_ARGUMENTS = (
 )
 
 
+class _Kind(IntEnum):
+    """`enum kind` of products.c."""
+
+    FLOATS = 0
+    HALVES = 1
+    PAIRS = 2
+
+
 class PackedWeight:
     """A weight [O, I] in panels of outputs.
 
-    weight_OI: float32, on a CPU; it is copied. library: the compiled `products.c`.
+    weight_OI: float32 or, where `is_available` says so, bfloat16, on a CPU; it is copied. library: the
+    compiled `products.c`.
     """
 
     def __init__(self, weight_OI: torch.Tensor, library: ctypes.CDLL) -> None:
-        assert weight_OI.dtype == torch.float32 and weight_OI.device.type == "cpu"
+        assert weight_OI.dtype in (torch.float32, torch.bfloat16)
+        assert weight_OI.device.type == "cpu"
         num_out, num_in = weight_OI.shape
         self.shape = (num_out, num_in)
+        self.dtype = weight_OI.dtype
         self._run = library.eyas_product
         self._run_tree = library.eyas_tree_product
         panel = int(library.eyas_panel())
         rows = panel * max(1, BLOCK // (panel * max(1, num_in)))
         blocks = [weight_OI[start : start + rows] for start in range(0, num_out, rows)]
-        self._is_half = all(torch.equal(block.bfloat16().float(), block) for block in blocks)
-        dtype = torch.bfloat16 if self._is_half else torch.float32
-        self._panels = torch.zeros((-(-num_out // panel), num_in, panel), dtype=dtype)
+        stored = torch.bfloat16
+        if self.dtype == torch.bfloat16:
+            self._kind, self._at_once = _Kind.PAIRS, 2
+        else:
+            is_half = all(torch.equal(block.bfloat16().float(), block) for block in blocks)
+            self._kind, self._at_once = _Kind.HALVES if is_half else _Kind.FLOATS, 1
+            stored = torch.bfloat16 if is_half else torch.float32
+        self._num_columns = -(-num_in // self._at_once)
+        size = (-(-num_out // panel), self._num_columns, panel, self._at_once)
+        self._panels = torch.zeros(size, dtype=stored)
         for start, block in zip(range(0, num_out, rows), blocks, strict=True):
+            wide = F.pad(block, (0, num_in % self._at_once)).unflatten(1, (-1, self._at_once))
             first, whole = start // panel, len(block) // panel
             self._panels[first : first + whole].copy_(
-                block[: whole * panel].view(whole, panel, num_in).transpose(1, 2)
+                wide[: whole * panel].unflatten(0, (whole, panel)).transpose(1, 2)
             )
             if len(block) % panel:
-                rest = block[whole * panel :]
-                self._panels[first + whole, :, : len(rest)].copy_(rest.T)
+                rest = wide[whole * panel :]
+                self._panels[first + whole, :, : len(rest)].copy_(rest.transpose(0, 1))
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +89,9 @@ class PackedWeight:
         return self._panels.nbytes
 
     def __call__(self, x_TI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-        """Return x @ weight.T + bias, float32 [T, O]. x_TI: float32; bias_O: float32, contiguous."""
+        """Return x @ weight.T + bias, [T, O]. x and bias_O (contiguous) have the weight's type."""
+        if bias_O is not None:
+            bias_O = bias_O.float()  # kept until the call returns
         bias = None if bias_O is None else bias_O.data_ptr()
         return self._multiply(x_TI, lambda *operands: self._run(*operands[:5], bias, *operands[5:]))
 
@@ -75,6 +100,7 @@ class PackedWeight:
         neighbours are added until one is left. num_pieces: 1, 2, 4 or 8; it divides the number of
         columns."""
         assert num_pieces in (1, 2, 4, 8) and self.shape[1] % num_pieces == 0
+        assert self.dtype == torch.float32
         return self._multiply(
             x_TI, lambda *operands: self._run_tree(*operands[:7], num_pieces, *operands[7:])
         )
@@ -82,20 +108,22 @@ class PackedWeight:
     def _multiply(self, x_TI: torch.Tensor, run: Callable[..., None]) -> torch.Tensor:
         """Return the result that `run` writes."""
         num_out, num_in = self.shape
-        assert x_TI.dtype == torch.float32 and x_TI.shape[1] == num_in
-        if x_TI.stride(1) != 1:
-            x_TI = x_TI.contiguous()
-        out_TO = torch.empty((len(x_TI), num_out))
+        assert x_TI.dtype == self.dtype and x_TI.shape[1] == num_in
+        if num_in % self._at_once:
+            x_TI = F.pad(x_TI, (0, 1))
+        if x_TI.stride(1) != 1 or x_TI.stride(0) % self._at_once or x_TI.data_ptr() % 4:
+            x_TI = x_TI.clone(memory_format=torch.contiguous_format)
+        out_TO = torch.empty((len(x_TI), num_out), dtype=self.dtype)
         call(
             "eyas::linear",
             run,
             x_TI.data_ptr(),
-            x_TI.stride(0),
+            x_TI.stride(0) // self._at_once,
             len(x_TI),
             self._panels.data_ptr(),
-            self._is_half,
+            self._kind,
             num_out,
-            num_in,
+            self._num_columns,
             out_TO.data_ptr(),
             torch.get_num_threads(),
         )
@@ -111,6 +139,8 @@ def compiled() -> Built:
 def _declare(library: ctypes.CDLL) -> None:
     library.eyas_panel.restype = _SIZE
     library.eyas_panel.argtypes = ()
+    library.eyas_has_pairs.restype = ctypes.c_int
+    library.eyas_has_pairs.argtypes = ()
     library.eyas_product.restype = None
     library.eyas_product.argtypes = _ARGUMENTS
     library.eyas_tree_product.restype = None
@@ -125,14 +155,20 @@ def _is_right(library: ctypes.CDLL) -> bool:
         return torch.randn(shape, generator=generator)
 
     x_TI, weight_OI, bias_O = random(53, 37), random(101, 37), random(101)
-    for weight in (weight_OI, weight_OI.bfloat16().float()):
-        product = PackedWeight(weight, library)
-        whole_TO = product(x_TI, bias_O)
-        if not torch.allclose(whole_TO, x_TI @ weight.T + bias_O, rtol=1e-4, atol=1e-4):
+    weights = [weight_OI, weight_OI.bfloat16().float()]
+    weights += [weight_OI.bfloat16()] * library.eyas_has_pairs()
+    for weight in weights:
+        product, rows_TI = PackedWeight(weight, library), x_TI.to(weight.dtype)
+        bias = bias_O.to(weight.dtype)
+        whole_TO, close = product(rows_TI, bias), 1e-4 if weight.dtype == torch.float32 else 2e-2
+        expected_TO = rows_TI.float() @ weight.float().T + bias.float()
+        if not torch.allclose(whole_TO.float(), expected_TO, rtol=close, atol=close):
             return False
         for count in range(1, 9):
-            if not torch.equal(product(x_TI[count:][:count], bias_O), whole_TO[count:][:count]):
+            if not torch.equal(product(rows_TI[count:][:count], bias), whole_TO[count:][:count]):
                 return False
+        if weight.dtype != torch.float32:
+            continue
         of_pieces = PackedWeight(weight[:, :32], library)
         halves = [PackedWeight(weight[:, at : at + 16], library) for at in (0, 16)]
         sums = [half.by_tree(x_TI[:, 16 * i : 16 * i + 16], 4) for i, half in enumerate(halves)]
@@ -143,7 +179,10 @@ def _is_right(library: ctypes.CDLL) -> bool:
 
 def is_available(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether products of this type run by compiled code on this device."""
-    return dtype == torch.float32 and device.type == "cpu" and compiled().library is not None
+    library = compiled().library if device.type == "cpu" else None
+    if library is None:
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(library.eyas_has_pairs()))
 
 
 def packed_weight(weight_OI: torch.Tensor) -> PackedWeight | None:

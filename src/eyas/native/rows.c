@@ -10,54 +10,11 @@
 
 #define SERIAL 32768 /* numbers that one thread takes */
 
-typedef uint16_t halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
-
-/* Round to bfloat16, ties to even. */
-INLINE halves as_halves(vec x)
-{
-    const ints bits = (ints)x, odd = (bits >> 16) & 1;
-    const ints rounded = choose_ints((ints)(x != x), bits | 0x400000, bits + 0x7fff + odd);
-    return __builtin_convertvector((rounded >> 16) & 0xffff, halves);
-}
-
 INLINE vec rounded(vec x, const int is_half)
 {
     if (!is_half)
         return x;
     return (vec)(__builtin_convertvector(as_halves(x), ints) << 16);
-}
-
-INLINE void store_numbers(char *to, ptrdiff_t index, vec x, const int is_half)
-{
-    if (is_half) {
-        const halves some = as_halves(x);
-        memcpy((uint16_t *)to + index, &some, sizeof some);
-    } else {
-        store((float *)to + index, x);
-    }
-}
-
-/* `count` numbers of the next vector, and zeros after them. */
-INLINE vec load_some(const char *from, ptrdiff_t index, ptrdiff_t count, const int is_half)
-{
-    if (count >= LANES)
-        return load_numbers(from, index, is_half);
-    char some[LANES * sizeof(float)] = {0};
-    const ptrdiff_t size = is_half ? sizeof(uint16_t) : sizeof(float);
-    memcpy(some, from + index * size, count * size);
-    return load_numbers(some, 0, is_half);
-}
-
-INLINE void store_some(char *to, ptrdiff_t index, vec x, ptrdiff_t count, const int is_half)
-{
-    if (count >= LANES) {
-        store_numbers(to, index, x, is_half);
-        return;
-    }
-    char some[LANES * sizeof(float)];
-    const ptrdiff_t size = is_half ? sizeof(uint16_t) : sizeof(float);
-    store_numbers(some, 0, x, is_half);
-    memcpy(to + index * size, some, count * size);
 }
 
 /* 1 / sqrt(mean of squares + epsilon) of the numbers whose squares `sums` holds. */
