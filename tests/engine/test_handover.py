@@ -194,13 +194,19 @@ def test_a_prefill_server_is_asked_over_ipv6_and_lets_its_port_go() -> None:
 
 
 def test_others_go_on_while_a_link_is_slow_and_its_end_can_be_told(pair: Pair) -> None:
-    go_on = threading.Event()
-    with listening(lambda link, connection: (go_on.wait(60), None)[1]) as handle:
+    claimed, go_on = threading.Event(), threading.Event()
+
+    def wait(link: Link, connection: socket.socket) -> None:
+        claimed.set()
+        go_on.wait(60)
+
+    with listening(wait) as handle:
         slow = msgspec.structs.replace(asked("slow", PROMPT[::-1]), kv_handle=handle)
         pair.decode.engine.add(slow)
         answers, _ = pair.decode.run([asked("other")])  # while the other one waits
         assert answers["other", 0].finish_reason == "length"
         assert pair.decode.engine.stats().num_waiting == 1
+        assert claimed.wait(60)
         pair.decode.engine.abort("slow")
         pair.decode.woken.wait(60)
         go_on.set()
