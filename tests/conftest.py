@@ -65,7 +65,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """The garbage collector need not look at modules and thousands of tests again and again."""
+    """The garbage collector need not look at modules and thousands of tests again and again; and pytest,
+    which listens to the root logger and to all that do not propagate, not attach itself to dozens of
+    torch's six times a test."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
     gc.collect()
     gc.freeze()
 
@@ -179,6 +184,23 @@ def _passes_are_timed_once() -> Iterator[None]:
         patched.setattr(costs, "REPEATS", 1)
         patched.setattr(step_costs, "_target_costs", target_costs)
         patched.setattr(step_costs, "_network_costs", network_costs)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _command_lines_are_built_once() -> Iterator[None]:
+    """Make the commands with their hundreds of options once instead of for each line that is read. They
+    depend on the code alone."""
+    from typer import main
+
+    build = main.get_command
+
+    @cache
+    def built(app: main.Typer, markup_mode: Any) -> Any:
+        return build(app)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(main, "get_command", lambda app: built(app, app.rich_markup_mode))
         yield
 
 
