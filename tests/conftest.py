@@ -65,9 +65,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """The garbage collector need not look at modules and thousands of tests again and again; and pytest,
-    which listens to the root logger and to all that do not propagate, not attach itself to dozens of
-    torch's six times a test."""
+    """The garbage collector need not look at modules and thousands of tests again and again. pytest,
+    which listens to the root logger and to all that do not propagate, need not attach itself to dozens
+    of torch's six times a test."""
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("torch") and isinstance(logger, logging.Logger):
             logger.propagate = True

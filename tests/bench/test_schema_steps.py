@@ -23,7 +23,6 @@ from eyas_bench import schema_steps, schema_texts
 from eyas_bench.schema_steps import Round, plan_round, run_round, summarise, take_turns
 from eyas_bench.schema_texts import Teacher, Text, allowed, other_tokens, read_texts, request_for
 from eyas_bench.shape import dummy_engine
-
 from tests.thorough import only_thorough
 
 from .test_shape import write_tokenizer
