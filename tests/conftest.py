@@ -65,14 +65,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """The garbage collector need not look at modules and thousands of tests again and again. pytest,
-    which listens to the root logger and to all that do not propagate, need not attach itself to dozens
-    of torch's six times a test."""
+    """The garbage collector need not look at modules and thousands of tests again and again, nor so
+    often at what is new. pytest listens to the root logger and to all that do not propagate, of which
+    torch has dozens, and would attach itself to them six times a test."""
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("torch") and isinstance(logger, logging.Logger):
             logger.propagate = True
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 SAFE_PATH = "PYTHONSAFEPATH"
