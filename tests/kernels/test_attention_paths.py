@@ -226,11 +226,11 @@ def test_the_kernels_compile_for_hopper() -> None:
     # Trees have two blocks of keys at once, prompts three sums; one of them is looked at now and then.
     jobs = [
         (splits(16, 4, 0, is_whole=True), 0),
-        (splits(32, 4, 2), 128),
         (MERGING, 0),
         (walking, 0),
     ]
-    more = [(splits(16, 1, 0), 0), (splits(32, 1, 2), 128), (prompts(32, 1), 0)]
+    more = [(splits(16, 1, 0), 0), (splits(32, 1, 2), 128), (splits(32, 4, 2), 128)]
+    more += [(prompts(32, 1), 0)]
     high = [(splits(64, 4, 2), 0), (prompts(128, 2), 300)]
     jobs += drawn([], more)
     compiled = compile_for_hopper(*(job for job, _ in (*jobs, *high)))

@@ -300,7 +300,10 @@ def test_tiles_compile_for_hopper_within_its_means() -> None:
     by_block, by_row, fp4, int4 = (LAYOUTS[index] for index in (0, 2, 3, 4))
     jobs = [hopper_job(tile, layout=by_block) for tile in hardest(tiles)]
     jobs += [hopper_job(first, even=False, layout=layout) for layout in (by_row, fp4, int4)]
-    jobs += [hopper_job(tile, out="bf16", gated=True, layout=fp4) for tile in (first, tiles[-1])]
+    jobs += [
+        hopper_job(tile, out="bf16", gated=True, layout=fp4)
+        for tile in (tiles[-1], *drawn((), (first,)))
+    ]
     for job, compiled in zip(jobs, compile_for_hopper(*jobs), strict=True):
         assert compiled.uses_wgmma and compiled.num_spilled == 0, (job, compiled)
         assert compiled.shared <= MOST_SHARED, (job, compiled)
