@@ -65,9 +65,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """The garbage collector need not look at modules and thousands of tests again and again."""
+    """The garbage collector need not look at modules and thousands of tests again and again, nor so
+    often at what is new. pytest listens to the root logger and to all that do not propagate, of which
+    torch has dozens, and would attach itself to them six times a test."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -179,6 +185,23 @@ def _passes_are_timed_once() -> Iterator[None]:
         patched.setattr(costs, "REPEATS", 1)
         patched.setattr(step_costs, "_target_costs", target_costs)
         patched.setattr(step_costs, "_network_costs", network_costs)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _command_lines_are_built_once() -> Iterator[None]:
+    """Make the commands with their hundreds of options once instead of for each line that is read. They
+    depend on the code alone."""
+    from typer import main
+
+    build = main.get_command
+
+    @cache
+    def built(app: main.Typer, markup_mode: Any) -> Any:
+        return build(app)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(main, "get_command", lambda app: built(app, app.rich_markup_mode))
         yield
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
 
 from eyas.models import ModelSpec, num_parameters
 from eyas.models.load import parameter_shapes
+from eyas_bench import limits
 from eyas_bench.limits import (
     COPY_BYTES_PER_SECOND,
     expected_experts,
@@ -16,6 +19,14 @@ from eyas_bench.limits import (
     weight_bytes_read,
 )
 from eyas_bench.shapes import SHAPES, dummy_layouts
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parameters_are_listed_once() -> Iterator[None]:
+    """List those of each shape once, of which a model with many experts has tens of thousands."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(limits, "parameter_shapes", cache(parameter_shapes))
+        yield
 
 
 def weights_read(spec: ModelSpec, num_rows: int) -> float:

@@ -23,6 +23,7 @@ from eyas_bench import schema_steps, schema_texts
 from eyas_bench.schema_steps import Round, plan_round, run_round, summarise, take_turns
 from eyas_bench.schema_texts import Teacher, Text, allowed, other_tokens, read_texts, request_for
 from eyas_bench.shape import dummy_engine
+from tests.thorough import only_thorough
 
 from .test_shape import write_tokenizer
 from .test_together import run_command
@@ -150,8 +151,13 @@ def test_a_text_that_its_grammar_refuses_is_none(tmp_path: Path) -> None:
     engine.shutdown()
 
 
-@pytest.mark.parametrize("flights", ["0", "1"])
-@pytest.mark.parametrize(("drafter", "topk"), [("root", 1), ("head", 1), ("head", 3)])
+@pytest.mark.parametrize(
+    ("drafter", "topk", "flights"),
+    [
+        *(("root", 1, "1"), ("head", 1, "0"), ("head", 3, "1")),
+        *only_thorough(("root", 1, "0"), ("head", 1, "1"), ("head", 3, "0")),
+    ],
+)
 def test_instances_are_written_token_by_token(
     tmp_path: Path, drafter: str, topk: int, flights: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,14 @@ def tokens_of(tokenizer: Tokenizer, *pieces: str | int) -> list[int]:
     return tokens
 
 
+@cache
+def _tokens_by_bytes(tokenizer: Tokenizer) -> dict[bytes, int]:
+    return {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+
+
 def letters_of(tokenizer: Tokenizer, text: str) -> list[int]:
     """The text in tokens of one byte each."""
-    token_of = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    token_of = _tokens_by_bytes(tokenizer)
     return [token_of[bytes([byte])] for byte in text.encode()]
 
 

@@ -101,7 +101,7 @@ def _json_ends(schema: str, ids: Ids, at: int) -> set[int]:
         value, length = json.JSONDecoder().raw_decode(run)
     except ValueError:
         return set()
-    is_one = is_bounded(run[:length]) and _validator(schema).is_valid(value)
+    is_one = is_bounded(run[:length]) and validator(schema).is_valid(value)
     return {at + length} if is_one else set()
 
 
@@ -121,7 +121,8 @@ def _repeat_ends(part: Node, least: int, most: int | None, ids: Ids, at: int) ->
 
 
 @lru_cache(maxsize=256)
-def _validator(schema: str) -> jsonschema.Draft202012Validator:
+def validator(schema: str) -> jsonschema.Draft202012Validator:
+    """Return what validates values against the schema, in JSON."""
     return jsonschema.Draft202012Validator(json.loads(schema))
 
 

@@ -27,6 +27,7 @@ from eyas import (
 )
 from eyas.llm import LLM
 from eyas.typed import typed
+from tests.thorough import only_thorough
 
 QUESTION = [{"role": "user", "content": "Extract as JSON: Maria is 34 and lives in Porto."}]
 GREEDY = SamplingParams(temperature=0, max_tokens=120)
@@ -199,7 +200,7 @@ def test_what_a_dataclass_asks_of_pydantic_is_kept(llm: LLM) -> None:
     assert 500 <= age.years <= 503
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *only_thorough(1, 2)])
 def test_times_and_decimals_come_back(llm: LLM, seed: int) -> None:
     @dataclasses.dataclass
     class Sale:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.kernels.hopper import without_interpreter
+from tests.laws.world import LAYERS, write_layers, write_model
 
 pytest.importorskip("triton")
 
 SCRIPT = """
 import json
-import tempfile
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,7 +57,6 @@ from eyas.layers.gemm.search import Search
 from eyas.layers.row_order import RowOrder, RowOrderReport
 from eyas.models import ModelFiles
 from eyas.runner.runner import ModelRunner
-from tests.laws.world import LAYERS, write_layers, write_model
 
 CPU, BF16, NUM_SLOTS, LENGTH = torch.device("cpu"), torch.bfloat16, 600, 100
 
@@ -104,13 +105,8 @@ def kernels_of(directory):
 linear.pack_weight = lambda weight_OI: None
 apply.logits = logits
 found = {}
-for name in ("dense", *LAYERS):
-    with tempfile.TemporaryDirectory() as scratch:
-        if name == "dense":
-            directory = write_model(Path(scratch) / name, seed=1, mixing=0.3)
-        else:
-            directory = write_layers(Path(scratch) / name, name)
-        found[name] = kernels_of(directory)
+for directory in map(Path, sys.argv[1:]):
+    found[directory.name] = kernels_of(directory)
 print(json.dumps(found))
 """
 
@@ -125,9 +121,11 @@ SOME = {
 }
 
 
-def test_steps_of_every_kind_of_layer_list_their_kernels() -> None:
+def test_steps_of_every_kind_of_layer_list_their_kernels(tmp_path: Path) -> None:
+    directories = [write_model(tmp_path / "dense", seed=1, mixing=0.3)]
+    directories += [write_layers(tmp_path / name, name) for name in LAYERS]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", SCRIPT, *map(str, directories)],
         check=False,
         capture_output=True,
         text=True,

@@ -20,6 +20,7 @@ from eyas.kernels.attention_prefill import cut
 from eyas.kernels.paths import node_paths
 from tests.attention.scenes import random_parents
 from tests.kernels.hopper import Job, compile_for_hopper
+from tests.thorough import drawn
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def prompts(height: int, stages: int) -> Job:
 
 
 def test_kernels_of_a_row_that_all_heads_read_compile_for_hopper() -> None:
-    jobs = [splits(16, 1, 0, 1, 1), splits(16, 4, 2, 1, 1), prompts(16, 1)]
+    jobs = [splits(16, 4, 2, 1, 1), prompts(16, 1), *drawn([], [splits(16, 1, 0, 1, 1)])]
     for each in compile_for_hopper(*map(of_shared_row, jobs)):
         assert each.shared < 100 * 1024 and each.num_spilled == 0, each
 
@@ -222,20 +223,26 @@ def test_the_kernels_compile_for_hopper() -> None:
         {"WIDTH": 32, "IS_TREE": True, "PDL": True},
         num_warps=1,
     )
-    nodes = [splits(16, 1, 0), splits(16, 4, 0, is_whole=True), splits(32, 1, 2), splits(32, 4, 2)]
-    high = splits(64, 4, 2)
-    compiled = compile_for_hopper(*nodes, MERGING, walking, prompts(32, 1), high, prompts(128, 2))
     # Trees have two blocks of keys at once, prompts three sums; one of them is looked at now and then.
-    for each, most in zip(compiled, [0, 0, 128, 128, 0, 0, 0, 0, 300], strict=True):
+    jobs = [
+        (splits(16, 4, 0, is_whole=True), 0),
+        (MERGING, 0),
+        (walking, 0),
+    ]
+    more = [(splits(16, 1, 0), 0), (splits(32, 1, 2), 128), (splits(32, 4, 2), 128)]
+    more += [(prompts(32, 1), 0)]
+    high = [(splits(64, 4, 2), 0), (prompts(128, 2), 300)]
+    jobs += drawn([], more)
+    compiled = compile_for_hopper(*(job for job, _ in (*jobs, *high)))
+    for each, (_, most) in zip(compiled, (*jobs, *high), strict=True):
         assert each.shared < 227 * 1024 and each.num_spilled <= most, each
-    assert [each.uses_wgmma for each in compiled] == [False] * 7 + [True] * 2
+    assert [each.uses_wgmma for each in compiled] == [False] * len(jobs) + [True] * len(high)
 
 
 def test_the_kernels_compile_for_hopper_over_bytes() -> None:
-    jobs = (splits(16, 1, 0), splits(16, 4, 0, is_whole=True), splits(32, 1, 2), prompts(128, 2))
-    for each in compile_for_hopper(
-        *map(over_bytes, (*jobs, of_shared_row(splits(16, 4, 2, 1, 1))))
-    ):
+    jobs = [splits(16, 1, 0), prompts(128, 2), of_shared_row(splits(16, 4, 2, 1, 1))]
+    jobs += drawn([], [splits(16, 4, 0, is_whole=True), splits(32, 1, 2)])
+    for each in compile_for_hopper(*map(over_bytes, jobs)):
         assert each.shared < 227 * 1024 and each.num_spilled <= 512, each
 
 
@@ -245,6 +252,7 @@ def over_bytes(job: Job) -> Job:
 
 
 def test_the_kernels_compile_for_hopper_with_sinks() -> None:
-    jobs = (splits(16, 1, 0), splits(16, 4, 0, is_whole=True), splits(32, 1, 2), MERGING)
-    for each in compile_for_hopper(*map(of_gpt_oss, (*jobs, prompts(128, 2)))):
+    jobs = [splits(32, 1, 2), MERGING, prompts(128, 2)]
+    jobs += drawn([], [splits(16, 1, 0), splits(16, 4, 0, is_whole=True)])
+    for each in compile_for_hopper(*map(of_gpt_oss, jobs)):
         assert each.shared < 227 * 1024 and each.num_spilled == 0, each

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import product
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from eyas.ops import noise
 from eyas.ops.choose import choose
 from tests.kernels.hopper import Job, compile_for_hopper
 from tests.sampling.rows import Row, assemble
-from tests.thorough import pairs
+from tests.thorough import drawn, pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 """The interpreter computes with numpy, which remarks on every infinity."""
@@ -218,8 +219,9 @@ def test_kernels_compile_for_hopper() -> None:
             },
             aligned=("vocab", "stride"),
         )
-        for is_full in (False, True)
-        for num_tiles in (1, 4)
+        for is_full, num_tiles in drawn(
+            [(False, 1), (True, 4)], list(product((False, True), (1, 4)))
+        )
     ]
     combined = {"values": "*fp32", "ids": "*i32", "chosen": "*i64", "num_chunks": "i32"}
     jobs.append(

@@ -7,6 +7,7 @@ from typing import Any
 
 from eyas.kernels import attention_entries, entries, indexer, streams
 from tests.kernels.hopper import Job, compile_for_hopper
+from tests.thorough import drawn
 
 ROW_FIELDS = ("places_4T", "slots_AC", "paths_BWP", "write_slots_T", "slots_T", "positions_T")
 SPLITS = {"WINDOW": 128, "WINDOW_SPLITS": 1, "SPLIT": 128, "HAS_SINKS": True, "PDL": True}
@@ -64,8 +65,8 @@ def test_they_compile_for_hopper_without_spilling() -> None:
     jobs = [
         attention(0, 0, True),
         attention(4, 512, False),
-        attention(4, 512, True),
         attention(128, 0, False),
+        *drawn([], [attention(4, 512, True)]),
         job(
             "attention_entries:merge_entries_kernel",
             {

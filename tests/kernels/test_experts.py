@@ -24,6 +24,7 @@ from eyas.ops.route import Routing, route
 from eyas.ops.tile_experts import tile_experts as tile_operation
 from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper
+from tests.thorough import drawn
 
 ROUTINGS = {
     "Mixtral": (8, Routing(2)),
@@ -304,7 +305,7 @@ def test_they_compile_for_hopper() -> None:
     }
     of_gpt_oss = {"NUM_CHOSEN": 4, "EVEN_OUT": False, "EVEN_K": False, "HAS_BIAS": True}
     jobs = []
-    for average in (1, 16, 40, 100):
+    for average in drawn((1, 100), (1, 16, 40, 100)):
         tile = tile_for(average, 8, 8, torch.bfloat16)
         few = {"BLOCK_FEW": FEW * (average == 1)}
         blocks = {

@@ -13,6 +13,7 @@ from eyas.ops.add_level import add_level
 from eyas.ops.keep_best import keep_best
 from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper
+from tests.thorough import drawn
 
 NEVER = float("-inf")
 Level = tuple[torch.Tensor, torch.Tensor]
@@ -186,7 +187,8 @@ def test_it_compiles_for_hopper() -> None:
         "depth": "i32",
     }
     jobs = []
-    for width, children in [(1, 1), (1, 8), (8, 8), (10, 10), (32, 32)]:
+    levels = [(1, 8), (32, 32)]
+    for width, children in drawn(levels, [*levels, (1, 1), (8, 8), (10, 10)]):
         constants = {"WIDTH": width, "CHILDREN": children, "KEEP": children, "PDL": True}
         constants |= {"PADDED": 1 << (width * children - 1).bit_length()}
         constants |= {"KEEP_PADDED": 1 << (children - 1).bit_length(), "IS_SORTED": width == 1}
@@ -206,12 +208,9 @@ def test_it_compiles_for_hopper() -> None:
         "capacity": "i32",
         "width": "i32",
     }
-    for padded, width, is_chain, warps in [
-        (8, 8, True, 1),
-        (512, 32, False, 4),
-        (1024, 64, False, 4),
-        (8192, 128, False, 8),
-    ]:
+    pools = [(8, 8, True, 1), (8192, 128, False, 8)]
+    more = [(512, 32, False, 4), (1024, 64, False, 4)]
+    for padded, width, is_chain, warps in drawn(pools, [*pools, *more]):
         constants = {"PADDED": padded, "WIDTH_PADDED": width, "IS_CHAIN": is_chain, "PDL": True}
         jobs.append(Job("eyas.kernels.grow:keep_best", best, constants, num_warps=warps))
     for compiled in compile_for_hopper(*jobs):

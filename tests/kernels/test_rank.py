@@ -13,6 +13,7 @@ from eyas.sampling import BatchParams, SequenceParams, gumbel
 from eyas.sampling.process import SamplingRows
 from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper
+from tests.thorough import drawn
 
 NEVER = float("-inf")
 NUM_SEQUENCES = 3
@@ -237,12 +238,9 @@ def test_it_compiles_for_hopper() -> None:
     numbers |= {f"{name}_stride": "i32" for name in ("temperature", "seed", "choice", "beta")}
     outputs = {"scores": "*fp32", "ids": "*i64"}
     jobs = []
-    for has_target, group, groups, num, warps in [
-        (True, 64, 512, 8, 4),
-        (True, 64, 512, 1, 4),
-        (False, 128, 1024, 10, 8),
-        (False, 128, 2048, 32, 16),
-    ]:
+    sizes = [(True, 64, 512, 8, 4), (False, 128, 2048, 32, 16)]
+    more = [(True, 64, 512, 1, 4), (False, 128, 1024, 10, 8)]
+    for has_target, group, groups, num, warps in drawn(sizes, [*sizes, *more]):
         modes = {"HAS_TEMPERATURE": True, "HAS_NOISE": True, "HAS_TARGET": has_target}
         modes |= {"GROUP": group, "PDL": True}
         survey = Job(

@@ -33,6 +33,8 @@ AGAIN = drawn(("ngram", "mtp chain"), DRAFTERS)
 MORE = ("blend with a head", "adaptive head", "forced with an adaptive head", "other model tree")
 
 OTHER_LAYERS = (("state", "mtp tree"), (IN_WINDOWS, "mtp chain"), ("compressed", "mtp chain"))
+LAYERS_AGAIN = drawn(("state",), tuple(layers for layers, _ in OTHER_LAYERS))
+"""Layers of whose pairs the same is asked twice."""
 
 
 def run_pair(case: Case, pair: Pair) -> Answers:
@@ -87,7 +89,8 @@ def test_a_pair_answers_as_one_engine_over_other_layers(layers: str, drafter: st
     # Window slots are few where chunks are small, and the prefill engine holds all prompts at once.
     rows = 128 if layers == IN_WINDOWS else 24
     prefill = replace(tight, num_slots=2048, max_batch_tokens=rows)
-    case = Case(drafter, 5, grid_requests(), (0, 0, 2, 3, 3, 4, 4), tight, rounds=2)
+    rounds = 2 if layers in LAYERS_AGAIN else 1
+    case = Case(drafter, 5, grid_requests(), (0, 0, 2, 3, 3, 4, 4), tight, rounds=rounds)
     expected, known = root_answers(case)
     with new_pair(
         tight,
@@ -98,7 +101,7 @@ def test_a_pair_answers_as_one_engine_over_other_layers(layers: str, drafter: st
             assert_same(run_pair(case, pair), expected)
         for side in (pair.prefill, pair.decode):
             side.settle()
-            assert side.inner.stats().num_prefix_hit_tokens
+            assert rounds == 1 or side.inner.stats().num_prefix_hit_tokens
 
 
 def test_what_a_window_shows_of_a_long_prompt_moves_alone() -> None:

@@ -22,7 +22,7 @@ from tests.models.tiny import tokens
 from tests.thorough import drawn
 
 NUM_DRAWN = drawn(2, 8)
-QUICK = {"mtp tree": 2, "oracle tree": 1}
+QUICK = {"mtp tree": 2}
 """Drafters of `make test`, and how often each is asked."""
 DRAFTERS = ("mtp chain", "mtp tree", "oracle tree", "random trees", "ngram", "adversary")
 
@@ -52,7 +52,8 @@ def alone(setting: Setting) -> Answers:
 
 
 def test_neighbours_and_chunks_do_not_matter(setting: Setting, alone: Answers) -> None:
-    for changed in (setting, replace(setting, max_batch_tokens=19, flights=1)):
+    chunked = replace(setting, max_batch_tokens=19, flights=1)
+    for changed in drawn((chunked,), (setting, chunked)):
         engine = new_engine(changed)
         assert_same(run(engine, many_requests()), alone)
     if setting.layers == IN_WINDOWS:

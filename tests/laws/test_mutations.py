@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 
+from tests import forked
 from tests.laws.anchors import AnchorError, replace
 from tests.laws.mutations import MUTATIONS, ROOT, misplaced
 from tests.thorough import drawn
@@ -21,7 +21,7 @@ def test_every_mutation_finds_its_place_in_the_code() -> None:
 @pytest.mark.slow
 def test_every_mutation_fails_its_test() -> None:
     """As the package is, `make test` runs their tests itself."""
-    command = [sys.executable, "-m", "tests.laws.mutations", "0", "1", *drawn(["alone"], [])]
+    command = [*forked.command("tests.laws.mutations"), "0", "1", *drawn(["alone"], [])]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False
     )

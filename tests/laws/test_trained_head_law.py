@@ -32,6 +32,8 @@ DRAFTING = {
     "blend": DraftConfig(drafter="ngram+head", nodes=12),
     "itself": DraftConfig(drafter="model", model="builtin", steps=4, topk=2, nodes=9),
 }
+AGAIN = drawn(("tree", "itself"), tuple(DRAFTING))
+"""Drafters that are asked twice."""
 
 
 def make(draft: DraftConfig, flights: int = 0) -> LLM:
@@ -78,7 +80,8 @@ def plain() -> list[GenerationOutput]:
 @pytest.mark.parametrize("name", DRAFTING)
 def test_the_trained_head_changes_nothing_and_finds_much(name: str, flights: int) -> None:
     llm = make(DRAFTING[name], flights)
-    for _ in range(2):  # the second time every prompt is a prefix hit
+    rounds = 2 if name in AGAIN else 1  # the second time every prompt is a prefix hit
+    for _ in range(rounds):
         for one, other in zip(ask(llm), plain(), strict=True):
             for a, b in zip(one.choices, other.choices, strict=True):
                 assert a.token_ids == b.token_ids
@@ -86,7 +89,7 @@ def test_the_trained_head_changes_nothing_and_finds_much(name: str, flights: int
                 assert a.logprobs == b.logprobs
     stats = llm.engine.stats()
     assert llm.engine.metrics.num_failed_steps == 0
-    assert stats.num_prefix_hit_tokens > 0
+    assert rounds == 1 or stats.num_prefix_hit_tokens > 0
     drafts = stats.drafts
     assert sum(drafts.accepted_by_depth) == stats.num_accepted_tokens
     if name != "auto":  # its drafts are as long as the machine's own times say that it pays

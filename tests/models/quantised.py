@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 Pieces = dict[str, torch.Tensor]
@@ -54,16 +55,9 @@ def pack(
     count = 32 // bits
     if dim == 0:
         return pack(numbers.T, bits, 1, places).T.contiguous()
-    words = []
-    for row in numbers.tolist():
-        groups = [row[start : start + count] for start in range(0, len(row), count)]
-        words.append(
-            [
-                sum(group[place] << bits * i for i, place in enumerate(places or range(len(group))))
-                for group in groups
-            ]
-        )
-    return torch.tensor(words, dtype=torch.int64).to(torch.int32)
+    padded = F.pad(numbers.long(), (0, -numbers.shape[1] % count)).unflatten(1, (-1, count))
+    shifts = bits * torch.arange(count)
+    return (padded[..., places or list(range(count))] << shifts).sum(-1).to(torch.int32)
 
 
 def integers(

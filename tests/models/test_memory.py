@@ -70,33 +70,38 @@ def gpt_oss(inner: int) -> dict[str, tuple[int, ...]]:
 @dataclass(frozen=True)
 class Files:
     """block: shapes of a layer's feed-forward block. store: how the matrices of layers are stored.
-    dtype: what they are loaded as."""
+    dtype: what they are loaded as. slack: bytes that may be held beside the model and its largest
+    tensor, fewer than a second copy of the model would take."""
 
     block: Callable[[int], dict[str, tuple[int, ...]]]
     inner: int
-    layers: int = 8
+    layers: int = 4
     family: str = "Llama"
     fields: dict[str, Any] = field(default_factory=dict)
     store: Callable[[str, int, int], Stored] | None = None
     dtype: str = "bfloat16"
+    slack: float = 100e6
 
 
 CASES = {
     "bfloat16": Files(llama, 4096),
     "float32": Files(
-        llama, 4096, 4, dtype="float32"
+        llama, 4096, 2, dtype="float32"
     ),  # which every processor packs for its products
     "packed experts": Files(
-        gpt_oss, 512, 8, "GptOss", {"num_local_experts": EXPERTS, "attention_bias": False}
+        gpt_oss, 512, 4, "GptOss", {"num_local_experts": EXPERTS, "attention_bias": False}
     ),
     # a few tensors much larger than what is decoded at a time
-    "fp8": Files(llama, 32768, 1, fields={"quantization_config": FP8_BLOCKS}, store=fp8),
+    "fp8": Files(
+        llama, 32768, 1, fields={"quantization_config": FP8_BLOCKS}, store=fp8, slack=175e6
+    ),
     "int4": Files(
         llama,
         32768,
         1,
         fields={"quantization_config": weights("int", 4, "group", group_size=128)},
         store=int4,
+        slack=175e6,
     ),
 }
 
@@ -176,7 +181,7 @@ def write_model(files: Files, directory: Path) -> list[int]:
         write(f"layer{layer}.safetensors", f"model.layers.{layer}.", shapes)
     index = {"metadata": {}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert sum(sizes) > 200e6
+    assert sum(sizes) > files.slack + max(sizes)
     return sizes
 
 
@@ -191,4 +196,4 @@ def test_peak_memory_is_the_model_and_its_largest_tensor(tmp_path: Path) -> None
     for (name, each), peak in zip(sizes.items(), map(int, result.stdout.split()), strict=True):
         model_bytes = sum(each) + head_in_float32
         print(f"{name}: model {model_bytes / 1e6:.0f} MB, peak {peak / 1e6:.0f} MB")
-        assert peak <= model_bytes + max(each) + 200e6, name
+        assert peak <= model_bytes + max(each) + CASES[name].slack, name

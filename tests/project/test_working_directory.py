@@ -98,6 +98,7 @@ def test_generate_imports_nothing_of_the_working_directory(folder: Folder, by_mo
         folder.plant(BEFORE_US).plant_eyas()
     done = folder.run([*command, "generate", "Hello", "--max-tokens", "2", "--drafter", "root"])
     assert folder.imported == [] and done.returncode == 0, done.stderr
+    assert done.stdout.strip(), "the answer is printed"
 
 
 @NEEDS_CHECKPOINT

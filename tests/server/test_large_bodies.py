@@ -20,7 +20,7 @@ from eyas.server.http.json_text import MAX_STRUCTURE, MAX_VALUES, json_object
 from eyas.server.request_models import ChatBody, CompletionBody, DetokenizeBody, GenerateBody
 from eyas.text import Tokenizer
 from tests.server.fakes import FakeClient, LiveServer
-from tests.thorough import drawn
+from tests.thorough import drawn, only_thorough
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 KINDS = {
@@ -63,6 +63,12 @@ NAMES = (
     "an open string",
 )
 
+ALIKE = (
+    *("few unknown fields", "few biases", "numbers of some length", "too many prompts"),
+    *("empty prompts", "tokens", "parts of many messages"),
+)
+"""Each is refused as another one of `NAMES` is."""
+
 
 @lru_cache(maxsize=1)
 def bodies() -> dict[str, tuple[str, bytes]]:
@@ -102,7 +108,9 @@ def test_every_body_is_sent() -> None:
     assert tuple(bodies()) == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [*(name for name in NAMES if name not in ALIKE), *only_thorough(*ALIKE)]
+)
 def test_a_body_is_refused_before_it_has_become_large(name: str):
     path, body = bodies()[name]
     tracemalloc.start()

@@ -96,9 +96,11 @@ HOSTILE = {
 
 ALIKE = (
     *("loops that put out", "loops that set", "loops of a macro", "the method center", "ljust"),
-    *("zfill", "the filter format", "percent", "the method replace", "the method join", "slice"),
+    *("zfill", "percent", "the method replace", "the method join", "slice"),
     *("wordwrap", "round of a whole number", "products", "added text", "doubled list"),
-    *("lists of lists as text", "a sorted product"),
+    *("lists of lists as text", "a sorted product", "loops over lists", "center by a variable"),
+    *("expandtabs", "percent with a star", "the filter format", "urlize", "joined text", "powers"),
+    *("doubled text", "sums of lists", "a long text that is cut"),
 )
 """Each is stopped as another one of `HOSTILE` is."""
 
@@ -106,7 +108,7 @@ ALIKE = (
 @pytest.fixture
 def ready(monkeypatch: pytest.MonkeyPatch) -> ChatTemplate:
     monkeypatch.setattr(renderers, "DEADLINE_SECONDS", 0.1)
-    monkeypatch.setattr(renderers, "COMPILE_SECONDS", 0.4)
+    monkeypatch.setattr(renderers, "COMPILE_SECONDS", 0.25)
     return ChatTemplate(Tokenizer(small.chatml_spec()), small.CHATML_TEMPLATE)
 
 
