@@ -160,7 +160,7 @@ class Linear:
             return torch.cat([self(rows) for rows in x_TI.split(self._bucket)])
         if self._packed is not None:
             return self._packed(x_TI, self._bias_O)
-        variant = self._variant(len(x_TI), "plain")
+        variant = self._variant(x_TI, "plain")
         if variant is None:
             assert isinstance(self._weight_OI, torch.Tensor)
             return F.linear(x_TI, self._weight_OI, self._bias_O)
@@ -168,26 +168,26 @@ class Linear:
 
     def parts(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Return parts that the caller adds in order: [T, O] in x's dtype, or float32 [S, T, O]."""
-        variant = None if self._bias_O is not None else self._variant(len(x_TI), "parts")
+        variant = None if self._bias_O is not None else self._variant(x_TI, "parts")
         if variant is None:
             return self(x_TI)
         return self._apply.parts(variant, x_TI, self._weight_OI, PARTS_SPLITS)
 
     def pieces(self, x_TI: torch.Tensor, num_pieces: int) -> torch.Tensor:
         """Return sums over equal pieces of the input features, float32 [Z, T, O]; on a device alone."""
-        variant = self._variant(len(x_TI), "parts")
+        variant = self._variant(x_TI, "parts")
         assert variant is not None and self._bias_O is None
         return self._apply.pieces(variant, x_TI, self._weight_OI, num_pieces)
 
     def gated(self, x_TI: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
         """Return [T, O / 2]: the activation of the first half of the outputs times the second."""
-        variant = self._variant(len(x_TI), "gated") if activation == "silu" else None
+        variant = self._variant(x_TI, "gated") if activation == "silu" else None
         if variant is None:
             return gate(self(x_TI), activation)
         return self._apply.gated(variant, x_TI, self._weight_OI, self._bias_O)
 
-    def _variant(self, num_rows: int, role: Role) -> GemmVariant | None:
-        """Return the variant for this number of rows; None on a CPU."""
+    def _variant(self, x_TI: torch.Tensor, role: Role) -> GemmVariant | None:
+        """Return the variant for so many rows; None on a CPU."""
         if self._products is None:
             return None
         plan = self._plans.get(role)
@@ -197,7 +197,7 @@ class Linear:
             plan = self._products.plan(*self.shape, dtype, role, bias=bias, layout=layout)
             if not is_collecting():
                 self._plans[role] = plan
-        return plan.variant(num_rows)
+        return plan.variant(x_TI.shape[0])
 
 
 class LogitsHead:

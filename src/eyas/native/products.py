@@ -13,7 +13,6 @@ Legend: T rows, I input features, O output features.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -90,10 +89,23 @@ class PackedWeight:
 
     def __call__(self, x_TI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         """Return x @ weight.T + bias, [T, O]. x and bias_O (contiguous) have the weight's type."""
-        if bias_O is not None:
-            bias_O = bias_O.float()  # kept until the call returns
-        bias = None if bias_O is None else bias_O.data_ptr()
-        return self._multiply(x_TI, lambda *operands: self._run(*operands[:5], bias, *operands[5:]))
+        x_TI, out_TO = self._operands(x_TI)
+        bias_O = None if bias_O is None else bias_O.float()  # kept until the call returns
+        call(
+            "eyas::linear",
+            self._run,
+            x_TI.data_ptr(),
+            x_TI.stride(0) // self._at_once,
+            x_TI.shape[0],
+            self._panels.data_ptr(),
+            self._kind,
+            None if bias_O is None else bias_O.data_ptr(),
+            self.shape[0],
+            self._num_columns,
+            out_TO.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out_TO
 
     def by_tree(self, x_TI: torch.Tensor, num_pieces: int) -> torch.Tensor:
         """Return x @ weight.T, float32 [T, O]: sums over equal pieces of the columns, of which
@@ -101,33 +113,33 @@ class PackedWeight:
         columns."""
         assert num_pieces in (1, 2, 4, 8) and self.shape[1] % num_pieces == 0
         assert self.dtype == torch.float32
-        return self._multiply(
-            x_TI, lambda *operands: self._run_tree(*operands[:7], num_pieces, *operands[7:])
-        )
-
-    def _multiply(self, x_TI: torch.Tensor, run: Callable[..., None]) -> torch.Tensor:
-        """Return the result that `run` writes."""
-        num_out, num_in = self.shape
-        assert x_TI.dtype == self.dtype and x_TI.shape[1] == num_in
-        if num_in % self._at_once:
-            x_TI = F.pad(x_TI, (0, 1))
-        if x_TI.stride(1) != 1 or x_TI.stride(0) % self._at_once or x_TI.data_ptr() % 4:
-            x_TI = x_TI.clone(memory_format=torch.contiguous_format)
-        out_TO = torch.empty((len(x_TI), num_out), dtype=self.dtype)
+        x_TI, out_TO = self._operands(x_TI)
         call(
             "eyas::linear",
-            run,
+            self._run_tree,
             x_TI.data_ptr(),
-            x_TI.stride(0) // self._at_once,
-            len(x_TI),
+            x_TI.stride(0),
+            x_TI.shape[0],
             self._panels.data_ptr(),
             self._kind,
-            num_out,
+            self.shape[0],
             self._num_columns,
+            num_pieces,
             out_TO.data_ptr(),
             torch.get_num_threads(),
         )
         return out_TO
+
+    def _operands(self, x_TI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return x as it can be read, and where the result [T, O] is written."""
+        num_out, num_in = self.shape
+        assert x_TI.dtype == self.dtype and x_TI.shape[1] == num_in
+        if num_in % self._at_once:
+            x_TI = F.pad(x_TI, (0, 1))
+        row_stride, stride = x_TI.stride()
+        if stride != 1 or row_stride % self._at_once or x_TI.data_ptr() % 4:
+            x_TI = x_TI.clone(memory_format=torch.contiguous_format)
+        return x_TI, x_TI.new_empty((x_TI.shape[0], num_out))
 
 
 @cache

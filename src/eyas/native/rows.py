@@ -86,7 +86,8 @@ class CompiledRows:
         """As `ops.rotate_and_store`, for an even H. table_P2H: [P, 2, 1, H]; weight_NH: [N + G, H] or
         None. Both, positions and slots (int64) are contiguous."""
         num_kv_heads, head_dim = kv_S2GH.shape[2:]
-        queries_TNH = heads_TX.new_empty(len(heads_TX), num_query_heads, head_dim)
+        num_rows = heads_TX.shape[0]
+        queries_TNH = heads_TX.new_empty(num_rows, num_query_heads, head_dim)
         work = _Heads(
             heads=heads_TX.data_ptr(),
             row_stride=heads_TX.stride(0),
@@ -99,7 +100,7 @@ class CompiledRows:
             slot_stride=kv_S2GH.stride(0),
             side_stride=kv_S2GH.stride(1),
             head_stride=kv_S2GH.stride(2),
-            num_rows=len(heads_TX),
+            num_rows=num_rows,
             num_query_heads=num_query_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
