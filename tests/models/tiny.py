@@ -235,6 +235,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_layer_interval": 2,
         },
     ),
+    "helium": ("Helium", {"head_dim": 16, "mlp_bias": True}),
+    "exaone moe": (
+        "ExaoneMoe",
+        {
+            **{name: x for name, x in ROUTED_EXPERTS.items() if not name.startswith("n_")},
+            "num_experts": 8,
+            "num_shared_experts": 2,
+            "head_dim": 32,
+            "sliding_window": 16,
+            "layer_types": LAYER_TYPES,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+    ),
     "gemma": ("Gemma", {"head_dim": 32, "tie_word_embeddings": True}),
     "glm4 moe": ("Glm4Moe", {"head_dim": 32, "use_qk_norm": True, **ROUTED_EXPERTS}),
     "solar open": (
