@@ -220,6 +220,7 @@ def test_what_is_not_supported_of_granite_4_is_refused_by_name(
         ("ernie4.5 moe", {"num_experts_per_tok": 1}),
         ("ernie4.5 moe", {"num_experts": 4}),
         ("gemma", {"hidden_act": "relu"}),
+        ("hyperclovax", {"residual_multiplier": 0.22}),
         ("exaone moe", {"mlp_layer_types": ["dense"]}),
         ("exaone moe", {"is_moe_layer": [1, 2], "mlp_layer_types": None}),
         ("olmo3", {"rope_scaling": ROPE_YARN}),

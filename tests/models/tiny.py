@@ -204,6 +204,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Olmoe",
         {"num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": False},
     ),
+    "flex olmo": (
+        "FlexOlmo",
+        {"num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True},
+    ),
+    "hyperclovax": (
+        "HyperCLOVAX",
+        {**GRANITE, "residual_multiplier": 1.0, "logits_scaling": 0.125, "rms_norm_eps": 1e-6},
+    ),
+    "hyperclovax without output norms": (
+        "HyperCLOVAX",
+        {**GRANITE, "use_post_norm": False, "attention_multiplier": None},
+    ),
     "minimax m2": (
         "MiniMaxM2",
         {
