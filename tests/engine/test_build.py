@@ -112,6 +112,22 @@ def test_more_positions_than_can_be_prepared_are_refused(model: Path) -> None:
         assert llm.info.max_model_len == 200
 
 
+@pytest.mark.parametrize("length", [8, 9, 10, 11, 12, 13])
+def test_a_model_of_few_positions_starts_and_is_checked(length: int, tmp_path: Path) -> None:
+    save_model(make_model("llama2", max_position_embeddings=length), tmp_path)
+    with LLM(tmp_path, dtype="float32", drafter="ngram", max_num_seqs=2, num_slots=256) as llm:
+        assert llm.info.exact == (length > 8), llm.info.exact_reason
+        (output,) = llm.generate([1, 2, 3], SamplingParams(temperature=0, ignore_eos=True))
+    assert len(output.token_ids) == length - 3
+
+
+def test_windows_with_few_slots_start_and_are_checked(tmp_path: Path) -> None:
+    save_model(make_model("mistral", sliding_window=1), tmp_path)
+    options: dict[str, Any] = {"max_num_seqs": 4, "max_batch_tokens": 16, "num_slots": 220}
+    with LLM(tmp_path, dtype="float32", drafter="ngram", **options) as llm:
+        assert llm.info.exact, llm.info.exact_reason
+
+
 def test_a_draft_model_for_short_texts_does_not_shorten_them(model: Path) -> None:
     """It drafts worse behind what it was made for, and that is all."""
     change(model / "config.json", max_position_embeddings=64)

@@ -59,7 +59,7 @@ def test_a_kernel_routes_as_torch_does(name: str, device: torch.device) -> None:
     logits_TE[3] = 0.5  # all equal: the lowest indices win
     logits_TE[4, ::2] = logits_TE[4, 1::2]
     correction_E = 0.2 * torch.randn(num_experts, generator=generator).to(device)
-    for correction in (None, correction_E) if routing.scoring == "sigmoid" else (None,):
+    for correction in (None, correction_E):
         expected_TK, expected_weights_TK = route.by_torch(logits_TE, None, correction, routing)
         found_TK, weights_TK = route.by_kernel(logits_TE, None, correction, routing)
         assert found_TK.dtype == torch.int32 and torch.equal(found_TK, expected_TK)

@@ -233,6 +233,14 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
         r"not supported \(it has an encoder beside the decoder\)",
     ),
+    "a text model of another kind": (
+        {"architectures": ["GPT2LMHeadModel"]},
+        r"'GPT2LMHeadModel' is not supported; supported",
+    ),
+    "images, and a name like that of states": (
+        {"architectures": ["LlavaNextForConditionalGeneration"]},
+        r"not supported \(it reads images, audio or video\)",
+    ),
     "states": ({"architectures": ["FalconMambaForCausalLM"]}, "it has layers with a state"),
     "too many layers": (
         {"num_hidden_layers": 2147483647},

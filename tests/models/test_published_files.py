@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,19 @@ FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+INTERNLM3: dict[str, Any] = {
+    "architectures": ["InternLM3ForCausalLM"],
+    "model_type": "internlm3",
+    "attention_bias": None,
+    "mlp_bias": None,
+    "qkv_bias": True,
+    "bias": True,
+    "rope_parameters": None,
+    "rope_scaling": {"factor": 6.0, "rope_type": "dynamic"},
+    "rope_theta": 10000,
+}
+
+
 def change_config(directory: Path, changes: dict[str, Any]) -> None:
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -91,6 +105,40 @@ def test_the_fields_of_the_authors_give_the_same_model(name: str, tmp_path: Path
     spec = read_spec(save_model(model, tmp_path))
     change_config(tmp_path, changes)
     assert read_spec(tmp_path) == spec
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        INTERNLM3,
+        {"model_type": "internlm3"},
+        {"architectures": ["IQuestCoderForCausalLM"], "model_type": "iquestcoder"},
+        {"model_type": "iquestcoder"},
+    ],
+)
+def test_models_with_llamas_layer_are_read_under_their_own_names(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = read_spec(save_model(make_model("llama head_dim and biases"), tmp_path))
+    change_config(tmp_path, changes)
+    found = read_spec(tmp_path)
+    assert replace(found, architecture=spec.architecture) == spec
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({"mlp_layer_types": None, "is_moe_layer": [False, True, False]}, {1}),
+        ({"mlp_layer_types": None, "first_k_dense_replace": 2}, {2}),
+        ({"architectures": ["ExaoneMoEForCausalLM"]}, {0, 2}),
+    ],
+)
+def test_the_layers_with_experts_of_exaone_are_read_from_any_of_its_fields(
+    changes: dict[str, Any], layers: set[int], tmp_path: Path
+) -> None:
+    save_model(make_model("exaone moe"), tmp_path)
+    change_config(tmp_path, changes)
+    assert read_spec(tmp_path).expert_layers == layers
 
 
 def test_a_part_of_each_head_is_rotated_where_rotary_dim_says_so(tmp_path: Path) -> None:
@@ -172,6 +220,9 @@ def test_what_is_not_supported_of_granite_4_is_refused_by_name(
         ("ernie4.5 moe", {"num_experts_per_tok": 1}),
         ("ernie4.5 moe", {"num_experts": 4}),
         ("gemma", {"hidden_act": "relu"}),
+        ("hyperclovax", {"residual_multiplier": 0.22}),
+        ("exaone moe", {"mlp_layer_types": ["dense"]}),
+        ("exaone moe", {"is_moe_layer": [1, 2], "mlp_layer_types": None}),
         ("olmo3", {"rope_scaling": ROPE_YARN}),
         ("gemma3", {"rope_scaling": ROPE_YARN}),
     ],

@@ -204,6 +204,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Olmoe",
         {"num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": False},
     ),
+    "flex olmo": (
+        "FlexOlmo",
+        {"num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True},
+    ),
+    "hyperclovax": (
+        "HyperCLOVAX",
+        {**GRANITE, "residual_multiplier": 1.0, "logits_scaling": 0.125, "rms_norm_eps": 1e-6},
+    ),
+    "hyperclovax without output norms": (
+        "HyperCLOVAX",
+        {**GRANITE, "use_post_norm": False, "attention_multiplier": None},
+    ),
     "minimax m2": (
         "MiniMaxM2",
         {
@@ -233,6 +245,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_k": 3,
             "moe_intermediate_size": 48,
             "moe_layer_interval": 2,
+        },
+    ),
+    "helium": ("Helium", {"head_dim": 16, "mlp_bias": True}),
+    "exaone moe": (
+        "ExaoneMoe",
+        {
+            **{name: x for name, x in ROUTED_EXPERTS.items() if not name.startswith("n_")},
+            "num_experts": 8,
+            "num_shared_experts": 2,
+            "head_dim": 32,
+            "sliding_window": 16,
+            "layer_types": LAYER_TYPES,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
         },
     ),
     "gemma": ("Gemma", {"head_dim": 32, "tie_word_embeddings": True}),

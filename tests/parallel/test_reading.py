@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from eyas.models import ModelFiles
 from eyas.models.checkpoint import _Readers
@@ -18,7 +19,12 @@ from eyas.parallel.shard import Shard
 from tests.models.quantised import CASES, write_quantised
 from tests.models.tiny import make_model, save_model
 
-FAMILIES = ("phi3", "qwen3 moe", "gpt-oss", "qwen3 next", "deepseek v3 experts")
+TRANSPOSED = "qwen3 vl moe"
+"""The layout of Qwen3-VL's files: of each expert, the transposed matrices in one tensor of all."""
+FAMILIES = (
+    *("phi3", "qwen3 moe", "gpt-oss", "qwen3 next", "deepseek v3 experts"),
+    *("granite moe shared", "ernie4.5 moe", TRANSPOSED),
+)
 REORDERED = (".delta.qkv.", ".delta.convolution.")
 """Parameters of which a rank holds several ranges of rows."""
 
@@ -26,7 +32,25 @@ REORDERED = (".delta.qkv.", ".delta.convolution.")
 @pytest.fixture(scope="module", params=FAMILIES)
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     directory = tmp_path_factory.mktemp("model")
-    return ModelFiles.open(save_model(make_model(request.param), directory))
+    is_transposed = request.param == TRANSPOSED
+    save_model(make_model("qwen3 moe" if is_transposed else request.param), directory)
+    if is_transposed:
+        transpose_experts(directory / "model.safetensors")
+    return ModelFiles.open(directory)
+
+
+def transpose_experts(file: Path) -> None:
+    tensors = load_file(file)
+    kept = {name: values for name, values in tensors.items() if ".experts." not in name}
+    for layer in range(3):
+        prefix = f"model.layers.{layer}.mlp.experts"
+        of_all = [
+            torch.stack([tensors[f"{prefix}.{expert}.{part}_proj.weight"].T for expert in range(8)])
+            for part in ("gate", "up", "down")
+        ]
+        kept[f"{prefix}.gate_up_proj"] = torch.cat(of_all[:2], 2)
+        kept[f"{prefix}.down_proj"] = of_all[2].contiguous()
+    save_file(kept, file)
 
 
 def filled(files: ModelFiles, shard: Shard | None) -> dict[str, list[torch.Tensor]]:

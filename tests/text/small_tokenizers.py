@@ -127,6 +127,15 @@ def byte_level(
     return json.loads(tokenizer.to_str())
 
 
+def words(special: list[str] = ()) -> dict[str, Any]:
+    """A tokenizer.json of whole words without a decoder, as tutorials make one."""
+    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(special_tokens=["<unk>", *special], show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return json.loads(tokenizer.to_str())
+
+
 def byte_fallback(*, prepend: str = "normalizer") -> dict[str, Any]:
     """A SentencePiece-style BPE tokenizer.json with <0xNN> tokens and <s>, </s> in its vocabulary.
 

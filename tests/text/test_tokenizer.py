@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from eyas.text import ChatTemplate, Tokenizer, sampling_defaults
+from eyas.text import ChatTemplate, Detokenizer, Tokenizer, sampling_defaults
 from tests.text import small_tokenizers as small
 
 KINDS = ["chatml", "llama3", "llama2", "metaspace_first", "metaspace_never"]
@@ -130,6 +130,21 @@ def test_a_continued_text_keeps_its_leading_space(tokenizers):
     ids = tokenizer.encode_text("Paris")
     assert tokenizer.decode(ids) == "Paris"
     assert tokenizer.decode(ids, continues=True) == " Paris"
+
+
+def test_words_without_a_decoder_are_joined_by_spaces():
+    spec = small.words(["</s>"])
+    tokenizer = Tokenizer(spec, {"eos_token": "</s>"})
+    library = huggingface.Tokenizer.from_str(json.dumps(spec))
+    for text in ("The capital of France is Paris.", "zebra: 21 degrees", "{", ""):
+        ids = tokenizer.encode_text(text)
+        assert ids == library.encode(text).ids
+        assert tokenizer.decode(ids) == library.decode(ids)
+        detokenizer = Detokenizer(tokenizer)
+        assert "".join([*map(detokenizer.push, ids), detokenizer.finish()]) == tokenizer.decode(ids)
+    assert tokenizer.puts_spaces
+    ids = tokenizer.encode_text("of France")
+    assert tokenizer.decode(ids, continues=True) == " of France"
 
 
 def test_the_prompt_opens_as_the_post_processor_says(tokenizers):

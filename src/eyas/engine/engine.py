@@ -25,6 +25,7 @@ from eyas.core import Delta, Request, RequestError
 from eyas.engine.admission import check_request, new_sequences
 from eyas.engine.commit import Committer
 from eyas.engine.flight import Flight
+from eyas.engine.grammars import obstacle
 from eyas.engine.kv_events import EventPublisher
 from eyas.engine.launch import Launcher
 from eyas.engine.ranks import Ranks
@@ -146,7 +147,7 @@ class Engine:
         GrammarError.
         """
         if self._grammars is None:
-            reason = "this model has no end-of-sequence token, with which an output would end"
+            reason = obstacle(self._tokenizer, self.info.eos_token_ids)
             if self._tokenizer is None:
                 reason = NO_TOKENIZER
             raise RequestError(

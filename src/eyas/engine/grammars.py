@@ -6,6 +6,7 @@ Does not know: requests, how grammars are compiled.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import psutil
 import torch
@@ -22,14 +23,14 @@ def compile_pool(
 ) -> CompilePool | None:
     """Return the pool that compiles grammars for this model's vocabulary.
 
-    Returns None if there is no tokenizer, or no end-of-sequence token that ends an output. Raises
-    ValueError that names a grammar library that is not installed.
+    Returns None if outputs cannot be constrained (`obstacle`). Raises ValueError that names a grammar
+    library that is not installed.
     """
     grammar = config.grammar
-    if tokenizer is None:
-        return None
-    if not info.eos_token_ids:
-        log.warning("the model has no end-of-sequence token, so outputs cannot be constrained")
+    reason = obstacle(tokenizer, info.eos_token_ids)
+    if tokenizer is None or reason is not None:
+        if tokenizer is not None:
+            log.warning("%s, so outputs cannot be constrained", reason)
         return None
     vocabulary = Vocabulary.of(tokenizer, info.vocab_size, info.eos_token_ids)
     backend = build_backend(
@@ -46,6 +47,17 @@ def compile_pool(
         max_cache_bytes=grammar.cache_bytes,
         allocator=process_allocator(),
     )
+
+
+def obstacle(tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> str | None:
+    """Return why a model's outputs cannot be constrained; None if they can."""
+    if tokenizer is None:
+        return "the model has no tokenizer"
+    if tokenizer.puts_spaces:
+        return "the model's tokenizer (tokenizer.json without a decoder) puts a space before each token"
+    if not eos_token_ids:
+        return "the model has no end-of-sequence token, with which an output would end"
+    return None
 
 
 def _num_mask_threads(device: str) -> int:

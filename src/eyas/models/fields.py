@@ -89,14 +89,14 @@ _BY_FIELD: Mapping[str, re.Pattern[str]] = {
 }
 _BY_NAME: Mapping[str, re.Pattern[str]] = {
     "it has layers with a state (Mamba, linear attention)": re.compile(
-        r"Mamba|Rwkv|Jamba|Next|Falcon_?H1|Zamba|Lfm"
+        r"Mamba|Rwkv|Jamba|(?<!Llava)Next|Falcon_?H1|Zamba|Lfm"
     ),
     "it reads images, audio or video": re.compile(
         r"VL|Vision|(?<!T5For)(?<!BartFor)ConditionalGen|Omni|Audio|Llava|Image"
     ),
     "it has an encoder beside the decoder": re.compile(r"T5|Bart|Whisper|Encoder"),
     "it generates no text": re.compile(
-        r"Classification|ForMaskedLM|QuestionAnswering|Reward|^Bert|Roberta|Embedding|(?<!LM)Model$"
+        r"Classification|ForMaskedLM|QuestionAnswering|Reward|^Bert|Roberta|Embedding|(?<!LM)(?<!LMHead)Model$"
     ),
 }
 

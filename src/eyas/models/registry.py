@@ -27,25 +27,28 @@ class Architecture:
 
     family: module of `eyas.models` that reads it. model_type: the value that `model_type` must have
     where the file has that field. has_vision: the text model is inside a model of images, whose other
-    parts are not loaded. published_type: another value of `model_type`, in files of the authors.
+    parts are not loaded. other_types: further values of `model_type`.
     """
 
     family: str
     model_type: str
     has_vision: bool = False
-    published_type: str | None = None
+    other_types: tuple[str, ...] = ()
 
 
 ARCHITECTURES = {
     "CwmForCausalLM": Architecture("cwm", "cwm"),
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2", "deepseek_v2"),
-    "DeepseekV3ForCausalLM": Architecture("deepseek_v3", "deepseek_v3", published_type="kimi_k2"),
+    "DeepseekV3ForCausalLM": Architecture("deepseek_v3", "deepseek_v3", other_types=("kimi_k2",)),
     "DeepseekV4ForCausalLM": Architecture("deepseek_v4", "deepseek_v4"),
     "Dots1ForCausalLM": Architecture("dots1", "dots1"),
     "Ernie4_5ForCausalLM": Architecture("ernie4_5", "ernie4_5"),
     "Ernie4_5_MoeForCausalLM": Architecture("ernie4_5_moe", "ernie4_5_moe"),
     "Exaone4ForCausalLM": Architecture("exaone4", "exaone4"),
     "GemmaForCausalLM": Architecture("gemma", "gemma"),
+    "ExaoneMoEForCausalLM": Architecture("exaone_moe", "exaone_moe"),
+    "ExaoneMoeForCausalLM": Architecture("exaone_moe", "exaone_moe"),
+    "FlexOlmoForCausalLM": Architecture("flex_olmo", "flex_olmo"),
     "Gemma3ForCausalLM": Architecture("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Architecture("gemma3", "gemma3", has_vision=True),
     "Glm4ForCausalLM": Architecture("glm4", "glm4"),
@@ -59,10 +62,14 @@ ARCHITECTURES = {
     "GraniteMoeForCausalLM": Architecture("granite_moe", "granitemoe"),
     "GraniteMoeHybridForCausalLM": Architecture("granite_moe", "granitemoehybrid"),
     "GraniteMoeSharedForCausalLM": Architecture("granite_moe", "granitemoeshared"),
+    "HeliumForCausalLM": Architecture("helium", "helium"),
+    "HyperCLOVAXForCausalLM": Architecture("hyperclovax", "hyperclovax"),
+    "InternLM3ForCausalLM": Architecture("internlm3", "internlm3"),
+    "IQuestCoderForCausalLM": Architecture("internlm3", "iquestcoder"),
     "KimiK25ForConditionalGeneration": Architecture("deepseek_v3", "kimi_k25", has_vision=True),
-    "LlamaForCausalLM": Architecture("llama", "llama"),
+    "LlamaForCausalLM": Architecture("llama", "llama", other_types=("internlm3", "iquestcoder")),
     "MiMoForCausalLM": Architecture("qwen2", "mimo"),
-    "MiniMaxM2ForCausalLM": Architecture("minimax_m2", "minimax_m2", published_type="minimax"),
+    "MiniMaxM2ForCausalLM": Architecture("minimax_m2", "minimax_m2", other_types=("minimax",)),
     "MinistralForCausalLM": Architecture("llama", "ministral"),
     "MistralForCausalLM": Architecture("llama", "mistral"),
     "Mistral3ForConditionalGeneration": Architecture("llama", "mistral3", has_vision=True),
@@ -180,7 +187,7 @@ def read_spec(directory: Path | str) -> ModelSpec:
     model_type = config.values.get("model_type")
     known = ARCHITECTURES[architecture]
     expected = known.model_type
-    if model_type not in (None, expected, known.published_type):
+    if model_type not in (None, expected, *known.other_types):
         raise config.error(
             "model_type",
             f"{model_type!r} is not that of {architecture} in architectures, and libraries differ in "

@@ -2,7 +2,8 @@
 
 Promises: `TokenByteDecoder.of(token)` returns the exact bytes of a model token. A text is the
 concatenation of the bytes of its tokens (for some SentencePiece models, without one leading space).
-Supports byte-level BPE, and SentencePiece BPE with and without byte fallback.
+Supports byte-level BPE, SentencePiece BPE with and without byte fallback, and tokenizers without a
+decoder, whose texts are their tokens with a space between each two.
 Does not know: control tokens, streams.
 """
 
@@ -44,12 +45,14 @@ class TokenByteDecoder:
     is_byte_level: each character stands for a byte. Otherwise `space` stands for a space.
     has_byte_tokens: tokens such as <0x0A> stand for bytes.
     num_leading_spaces: how many spaces the decoder removes from the front of a whole text.
+    puts_spaces: a space precedes every token, and none stands for one.
     """
 
     is_byte_level: bool
     space: str
     has_byte_tokens: bool
     num_leading_spaces: int
+    puts_spaces: bool = False
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> TokenByteDecoder:
@@ -64,10 +67,12 @@ class TokenByteDecoder:
             )
         ):
             return cls(True, "", False, 0)
+        if not kinds:
+            return cls(False, "", False, 1, puts_spaces=True)
         known = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
-        if not kinds or not set(kinds) <= known:
+        if not set(kinds) <= known:
             raise ValueError(
-                f"the decoder {kinds or None} is of a kind that eyas does not read; "
+                f"the decoder {kinds} is of a kind that eyas does not read; "
                 "byte-level and SentencePiece (metaspace) tokenizers are supported"
             )
         space, num_leading_spaces = "\u2581", 0
@@ -96,4 +101,6 @@ class TokenByteDecoder:
                 return token.encode("utf-8", "replace")
         if self.has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
+        if self.puts_spaces:
+            return f" {token}".encode("utf-8", "replace")
         return token.replace(self.space, " ").encode("utf-8", "replace")

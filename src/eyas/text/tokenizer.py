@@ -198,6 +198,11 @@ class Tokenizer:
         """The maximum number of spaces that `decode` removes from the front of a text."""
         return self._byte_decoder.num_leading_spaces
 
+    @property
+    def puts_spaces(self) -> bool:
+        """Whether a space precedes every token, so that few output formats can be spelled."""
+        return self._byte_decoder.puts_spaces
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token. Empty for an id without a token."""
         data = self._bytes_of_id.get(token_id)

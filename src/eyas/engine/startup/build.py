@@ -16,7 +16,7 @@ from eyas.config import EngineConfig, EngineInfo, StartChoice
 from eyas.constraint import CompilePool
 from eyas.draft import Drafter
 from eyas.engine.engine import Engine
-from eyas.engine.grammars import compile_pool
+from eyas.engine.grammars import compile_pool, obstacle
 from eyas.engine.kv_events import EventPublisher, check_endpoints
 from eyas.engine.launch import open_launcher
 from eyas.engine.ranks import Ranks
@@ -154,7 +154,7 @@ def assemble(
             *limit_choices(config, hardware, info),
             *on_device,
             StartChoice("exact", "yes" if exact.exact else "no", exact.reason, exact_seconds),
-            grammar_choice(sizes.config, info, has_tokenizer=parts.tokenizer is not None),
+            grammar_choice(sizes.config, info, obstacle(parts.tokenizer, parts.eos_token_ids)),
         ),
     )
     return engine
@@ -190,7 +190,7 @@ def _describe(
 ) -> EngineInfo:
     """Return the description of an engine, without what was chosen at its start."""
     config, drafting = sizes.config, parts.drafting
-    has_grammars = bool(parts.eos_token_ids) and parts.tokenizer is not None
+    has_grammars = obstacle(parts.tokenizer, parts.eos_token_ids) is None
     flights = config.scheduler.flights
     return EngineInfo(
         model=config.model.path,

@@ -114,8 +114,8 @@ def open_probe(
 def _extent_on_cpu(max_length: int, num_slots: int) -> Extent:
     """Return few variants: a forward pass takes long on a CPU, and there is one code path."""
     length = min(_SHORT, max_length - 1, num_slots // 2 - _WIDTH)
-    middle = length // 2
-    starts = (1, middle, length - _WIDTH)
+    middle, last = length // 2, length - _WIDTH
+    starts = tuple(sorted({1, min(middle, last), last}))
     chunks = (3, middle - 3, length)
     return Extent(length, _WIDTH, chunks, starts, (2,), length, 2 * _WIDTH, False, False)
 

@@ -179,11 +179,8 @@ def graphs_choice(config: EngineConfig, sizes: list[int], seconds: float) -> Sta
     )
 
 
-def grammar_choice(config: EngineConfig, info: EngineInfo, *, has_tokenizer: bool) -> StartChoice:
-    """The grammar library."""
+def grammar_choice(config: EngineConfig, info: EngineInfo, obstacle: str | None) -> StartChoice:
+    """The grammar library. obstacle: why outputs cannot be constrained, if they cannot."""
     backend, default = config.grammar.backend, DEFAULTS.grammar.backend
-    reason = by_option("--grammar-backend", backend, default)
-    if info.grammar_backend is None:
-        lacks = "end-of-sequence token" if has_tokenizer else "tokenizer"
-        reason = f"the model has no {lacks}"
+    reason = obstacle or by_option("--grammar-backend", backend, default)
     return StartChoice("grammars", info.grammar_backend or "none", reason)

@@ -29,8 +29,11 @@ DEFAULTS: dict[str, Any] = {
 """transformers' defaults of fields that a file may omit."""
 
 
-def read(config: ConfigFile) -> ModelSpec:
-    """Return the model's facts, as `registry.Family.read`."""
+TRAITS = LayerTraits(norms_projections=True)
+
+
+def read(config: ConfigFile, traits: LayerTraits = TRAITS) -> ModelSpec:
+    """Return the model's facts, as `registry.Family.read`. traits: of the layers."""
     config = config.with_defaults(DEFAULTS)
     attention_bias = config.flag("attention_bias")
     spec = dense.read_dense(
@@ -44,7 +47,7 @@ def read(config: ConfigFile) -> ModelSpec:
     )
     return replace(
         spec,
-        traits=LayerTraits(norms_projections=True),
+        traits=traits,
         experts=experts,
         expert_layers=frozenset(range(spec.num_layers)),
     )
