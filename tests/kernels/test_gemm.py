@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from eyas.kernels import has_warpgroups
 from eyas.kernels.activation import gated_silu
 from eyas.kernels.gemm import (
+    LINE_BYTES,
     MOST_LINES,
+    PREFETCHED_BYTES,
     gated_product,
+    prefetched_lines,
     product,
     split_columns,
 )
@@ -285,6 +288,27 @@ def hardest(tiles: Iterable[Tile], *, also_shared: bool = True) -> list[Tile]:
     needs = (accumulators, shared) if also_shared else (accumulators,)
     picked = [max(group, key=need) for group in groups.values() for need in needs]
     return drawn(list(dict.fromkeys(picked)), list(dict.fromkeys(tiles)))
+
+
+@pytest.mark.parametrize(
+    ("num_out", "num_in", "num_splits", "lines"),
+    [
+        (6144, 4096, 1, 4),  # q, k and v of Llama-3.1-8B
+        (4096, 4096, 4, 2),
+        (28672, 4096, 1, 1),
+        (128256, 4096, 1, 0),  # its output layer
+        (128, 2048, 8, 4),  # a router, whose splits have no more
+        (64, 16384, 1, MOST_LINES),
+        (64, 48, 1, 0),
+    ],
+)
+def test_a_product_prefetches_a_bounded_part_of_its_weights(
+    num_out: int, num_in: int, num_splits: int, lines: int
+) -> None:
+    weight_OI = torch.empty(num_out, num_in, dtype=torch.bfloat16, device="meta")
+    assert prefetched_lines(weight_OI, num_splits) == lines
+    assert lines * LINE_BYTES * num_out * num_splits <= PREFETCHED_BYTES
+    assert lines * LINE_BYTES * num_splits <= 2 * num_in
 
 
 def test_tiles_compile_for_hopper_within_its_means() -> None:

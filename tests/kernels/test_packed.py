@@ -10,7 +10,7 @@ import torch
 from eyas.kernels import experts, gemm
 from eyas.kernels.packed import Layout
 from eyas.kernels.tiles import Tile
-from eyas.ops.dequantise import dequantised
+from eyas.ops.dequantise import dequantised, fp4_bytes, fp4_numbers
 from tests.kernels.packing import (
     LAYOUTS,
     expected_gated,
@@ -139,3 +139,18 @@ def test_every_number_has_its_value(kind: str) -> None:
         x_TI = torch.zeros(1, 256)
         x_TI[0, column] = 1.0
         assert torch.equal(gemm.product(x_TI, weight)[0], plain_OI[:, column])
+
+
+def test_bits_of_fp4_are_where_instructions_look_for_them() -> None:
+    """Three of four numbers as bfloat16 has them after one shift, and the fourth in the bits that are
+    left (`kernels.unpack`, whose instructions the interpreter does not run)."""
+    numbers = torch.randint(0, 16, (500, 4), dtype=torch.uint8)
+    stored = fp4_bytes(numbers)
+    assert torch.equal(fp4_numbers(stored), numbers)
+    low, high = stored.int().unbind(-1)
+    halves = low | high << 8
+    wanted = (numbers.int() >> 3) << 15 | (numbers.int() & 7) << 6
+    for slot in range(3):
+        assert torch.equal((halves << 3 * slot) & 0x81C0, wanted[:, slot])
+    top = (halves << 1 & 0x8000) | (halves >> 5 & 0x0100) | (halves >> 4 & 0x00C0)
+    assert torch.equal(top, wanted[:, 3])
