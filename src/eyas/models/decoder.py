@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from eyas.attention.base import PlannedRows
+from eyas.kernels.packed import bytes_of
 from eyas.layers.attention import SelfAttention
 from eyas.layers.compute import Compute
 from eyas.layers.delta_net import DeltaNet
@@ -29,12 +30,16 @@ from eyas.layers.norm import RMSNorm
 from eyas.layers.rope import Angles, RopeTable
 from eyas.layers.row_order import RowOrder
 from eyas.models.spec import ModelSpec
+from eyas.native.heap import return_free_memory
 from eyas.ops.add_norm import added
-from eyas.parallel.cut import Parameter
+from eyas.parallel.cut import Parameter, whole
 from eyas.parallel.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
     from eyas.models.heads.spec import HeadSpec
+
+LEAST_RETURNED = 16 << 20
+"""Bytes of weights after whose packing free memory is returned to the system."""
 
 
 class DecoderLayer:
@@ -291,8 +296,14 @@ class Decoder:
             self.head.fill_from(self.embedding.weight_VD)
         if self.spec.logits_scale != 1:
             self.head.multiply(self.spec.logits_scale)
+        freed = 0  # at most: bytes of weights whose packed copies have taken their place
         for layer in self._layers:
+            if self.device.type == "cpu":
+                freed += sum(bytes_of(whole(each).target) for each in layer.parameters().values())
             layer.seal()
+            if freed >= LEAST_RETURNED:
+                return_free_memory()
+                freed = 0
         self._norm.seal()
         self.head.seal()
 
