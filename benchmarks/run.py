@@ -127,22 +127,22 @@ CUT_KINDS: dict[str, tuple[str, ...]] = {
 }
 """Models with other kinds of layers than dense ones, whole and with few of their layers; each without
 drafts, and with a chain of 3 (NAME_chain)."""
-ON_GPU |= {
-    name: [
+
+
+def _briefly(shape: tuple[str, ...], *drafting: str) -> list[str]:
+    return [
         *("bench", "decode", "--dummy-weights", *shape, *SIZES, "--prompt-tokens", "128"),
-        *("--max-tokens", "48", "--repeats", "1", "--drafter", "root"),
+        *("--max-tokens", "48", "--repeats", "1", *drafting),
     ]
-    for name, shape in OTHER_KINDS.items()
-}
+
+
+ON_GPU |= {name: _briefly(shape, "--drafter", "root") for name, shape in OTHER_KINDS.items()}
 ON_GPU |= {
     name: [*PLAIN, *shape, "--batch", "1,8", "--max-tokens", "48", "--repeats", "2"]
     for name, shape in CUT_KINDS.items()
 }
 ON_GPU |= {
-    f"{name}_chain": [
-        *("bench", "decode", "--dummy-weights", *shape, *SIZES, "--prompt-tokens", "128"),
-        *("--max-tokens", "48", "--repeats", "1", *CHAIN_OF_3),
-    ]
+    f"{name}_chain": _briefly(shape, *CHAIN_OF_3)
     for name, shape in (OTHER_KINDS | CUT_KINDS).items()
 }
 LOAD = ("--num-requests", "400", "--prompt-tokens", "512", "--max-tokens", "256")

@@ -13,6 +13,8 @@ from __future__ import annotations
 import ctypes
 from typing import Protocol
 
+from eyas.native.heap import return_free_memory
+
 PROBE_BYTES = 4 * 2**20
 """Allocated once, to see whether it is counted."""
 
@@ -49,15 +51,13 @@ class _Glibc:
         library = ctypes.CDLL(None)  # which lets other threads run meanwhile
         self._count = library.mallinfo2
         self._count.restype = _Counts
-        self._trim = library.malloc_trim
-        self._trim.argtypes = [ctypes.c_size_t]
 
     def num_bytes(self) -> int:
         counts = self._count()
         return int(counts.uordblks + counts.hblkhd)
 
     def trim(self) -> None:
-        self._trim(0)
+        return_free_memory()
 
 
 def process_allocator() -> Allocator | None:

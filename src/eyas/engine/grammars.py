@@ -28,9 +28,10 @@ def compile_pool(
     """
     grammar = config.grammar
     reason = obstacle(tokenizer, info.eos_token_ids)
-    if tokenizer is None or reason is not None:
-        if tokenizer is not None:
-            log.warning("%s, so outputs cannot be constrained", reason)
+    if tokenizer is None:
+        return None
+    if reason is not None:
+        log.warning("%s, so outputs cannot be constrained", reason)
         return None
     vocabulary = Vocabulary.of(tokenizer, info.vocab_size, info.eos_token_ids)
     backend = build_backend(

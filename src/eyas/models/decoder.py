@@ -324,12 +324,10 @@ class Decoder:
         angles = {rope: table.at(rows.positions_T) for rope, table in self._ropes.items()}
         of_layers = [angles[rope] for rope in self._rope_of_layer]
         normed_TD, streams = self._run(rows, of_layers, taps)
-        num_layers, scale = len(self._layers), self.spec.stream_scale
-        tapped = [normed_TD if tap > num_layers else streams[tap] for tap in taps]
-        if scale != 1:
-            pairs = zip(taps, tapped, strict=True)
-            tapped = [stream if tap > num_layers else stream * scale for tap, stream in pairs]
-        return normed_TD, tapped
+        if (scale := self.spec.stream_scale) != 1:
+            streams = {tap: stream * scale for tap, stream in streams.items()}
+        streams[len(self._layers) + 1] = normed_TD
+        return normed_TD, [streams[tap] for tap in taps]
 
     def _run(
         self,

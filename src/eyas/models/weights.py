@@ -188,11 +188,9 @@ def wanted_tensors(
     _check_names(wanted, checkpoint, tied_head, ignored)
     for name, parameter in wanted.items():
         blocks = parameters[parameter]
-        shape = _shape_of(parameter, blocks)
-        stored = checkpoint.tensors[name].shape
-        if _is_transposed(parameter, blocks, stored):
-            shape = (shape[0], shape[2], shape[1])
-        elif len(shape) == 1 and stored == (1, *shape):
+        experts, stored = _shape_of_experts(parameter, blocks), checkpoint.tensors[name].shape
+        shape = experts or whole_shape(blocks)
+        if _is_transposed(experts, stored) or (len(shape) == 1 and stored == (1, *shape)):
             shape = stored
         is_integer = isinstance(blocks[0], torch.Tensor) and not blocks[0].is_floating_point()
         types = ("I64", "I32") if is_integer else FLOAT_TYPES
@@ -200,21 +198,24 @@ def wanted_tensors(
     return wanted
 
 
-def _shape_of(parameter: str, blocks: Sequence[Parameter]) -> tuple[int, ...]:
-    """Return the shape of the tensor of a parameter from `fused`: [E, O, I] of all experts."""
-    shape = whole_shape(blocks)
-    if (match := _PACKED.search(parameter)) and blocks[0].dim() == 2:
-        num_experts = len(blocks) // (2 if match[1] == "gate_up" else 1)
-        shape = (num_experts, shape[0] // num_experts, *shape[1:])
-    return shape
+def _shape_of_experts(parameter: str, blocks: Sequence[Parameter]) -> tuple[int, int, int] | None:
+    """Return the shape [E, O, I] of the tensor of all experts that a parameter from `fused` is; None if
+    it is of something else."""
+    match = _PACKED.search(parameter)
+    if match is None or blocks[0].dim() != 2:
+        return None
+    num_experts = len(blocks) // (2 if match[1] == "gate_up" else 1)
+    num_rows, num_columns = whole_shape(blocks)
+    return num_experts, num_rows // num_experts, num_columns
 
 
-def _is_transposed(parameter: str, blocks: Sequence[Parameter], stored: tuple[int, ...]) -> bool:
+def _is_transposed(experts: tuple[int, int, int] | None, stored: tuple[int, ...]) -> bool:
     """Whether a tensor of this shape has [E, I, O] of all experts, as Qwen3-VL's files do. As in
-    transformers, one that could be read either way is not transposed."""
-    shape = _shape_of(parameter, blocks)
-    is_packed = _PACKED.search(parameter) is not None and blocks[0].dim() == 2
-    return is_packed and stored != shape and stored == (shape[0], shape[2], shape[1])
+    transformers, one that could be read either way is not transposed. experts: [E, O, I]."""
+    if experts is None or stored == experts:
+        return False
+    number, num_rows, num_columns = experts
+    return stored == (number, num_columns, num_rows)
 
 
 def fill(
@@ -232,12 +233,13 @@ def fill(
     regions: dict[str, list[Region]] = {}
     for name, parameter in wanted.items():
         tensor, blocks = checkpoint.tensors[name], parameters[parameter]
+        experts = _shape_of_experts(parameter, blocks)
         is_kept = kept is not None and name in kept.layouts
         if is_kept and tensor.packing is not None and tensor.packing.is_transposed:
             *outer, num_in, num_out = tensor.shape  # packed ones are as they are used
             found = list(_regions(blocks, (*outer, num_out, num_in)))
-        elif _is_transposed(parameter, blocks, tensor.shape):
-            found = [_turned(each) for each in _regions(blocks, _shape_of(parameter, blocks))]
+        elif experts is not None and _is_transposed(experts, tensor.shape):
+            found = [_turned(each) for each in _regions(blocks, experts)]
         else:
             found = list(_regions(blocks, tensor.shape))
         if found:

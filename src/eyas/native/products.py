@@ -73,7 +73,9 @@ class PackedWeight:
         size = (-(-num_out // panel), self._num_columns, panel, self._at_once)
         self._panels = torch.zeros(size, dtype=stored)
         for start, block in zip(range(0, num_out, rows), blocks, strict=True):
-            wide = F.pad(block, (0, num_in % self._at_once)).unflatten(1, (-1, self._at_once))
+            if num_in % self._at_once:
+                block = F.pad(block, (0, 1))
+            wide = block.unflatten(1, (-1, self._at_once))
             first, whole = start // panel, len(block) // panel
             self._panels[first : first + whole].copy_(
                 wide[: whole * panel].unflatten(0, (whole, panel)).transpose(1, 2)
@@ -145,7 +147,7 @@ class PackedWeight:
 @cache
 def compiled() -> Built:
     """Return the compiled library, or the reason why there is none."""
-    return load(Path(__file__).with_name("products.c"), "float32 products", _declare, _is_right)
+    return load(Path(__file__).with_name("products.c"), "products", _declare, _is_right)
 
 
 def _declare(library: ctypes.CDLL) -> None:
