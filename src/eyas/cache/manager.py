@@ -225,7 +225,7 @@ class CacheManager:
         reserved: the array that `reserve` returned. kept: those of its slots that hold the sequence's
         next positions, in order of position.
         """
-        is_unseen = _remove(lease.unseen, reserved)
+        is_unseen = bool(lease.unseen) and _remove(lease.unseen, reserved)
         was_reserved = is_unseen or _remove(lease.reserved, reserved)
         assert was_reserved, "committed slots that were not reserved"
         part = self._slots_of(lease)

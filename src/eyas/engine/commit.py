@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
+
 from eyas.cache import CacheManager
+from eyas.cache.slots import NO_SLOTS
 from eyas.constraint import ConstraintFailure
 from eyas.core import MAX_RECORDED_STEPS, STEP_FAILED, Delta, FinishReason, TokenLogprob
 from eyas.engine.draft_results import (
@@ -98,7 +101,8 @@ class Committer:
             delta = None
             if is_live:
                 try:
-                    self._commit_context(sequence, span, landed.prompt_logprobs.get(i))
+                    if span.context_count or not sequence.is_prompt_published:
+                        self._commit_context(sequence, span, landed.prompt_logprobs.get(i))
                     if outcome is not None:
                         delta = self._commit_outcome(sequence, flight, outcome, draft)
                 except Exception:
@@ -139,15 +143,15 @@ class Committer:
         """
         lease = sequence.lease
         assert lease is not None
-        if span.context_count:
-            kept = span.context_slots if keep_context else span.context_slots[:0]
-            self._cache.commit(lease, span.context_slots, kept)
-        if span.snapshot is not None:
-            self._cache.commit_snapshot(lease, span.context_stop, is_kept=keep_context)
+        kept = span.context_slots if keep_context else NO_SLOTS
         if span.node_slots is not None:
-            self._cache.commit(lease, span.node_slots, span.node_slots[nodes])
+            accepted = _at(span.node_slots, nodes)
+            kept = np.concatenate((kept, accepted)) if len(kept) else accepted
             sequence.num_rooted_in_flight -= 1
             sequence.num_in_flight_tokens -= len(span.node_slots)
+        self._cache.commit(lease, span.reserved, kept)
+        if span.snapshot is not None:
+            self._cache.commit_snapshot(lease, span.context_stop, is_kept=keep_context)
         sequence.num_in_flight -= 1
 
     def _commit_context(
@@ -242,6 +246,14 @@ class Committer:
     def _finish(self, sequence: Sequence) -> None:
         sequence.status = Status.FINISHED
         self._scheduler.retire(sequence)
+
+
+def _at(node_slots: np.ndarray, nodes: list[int]) -> np.ndarray:
+    """Return the slots of some nodes, which ascend."""
+    num = len(nodes)
+    if not num or nodes[-1] == num - 1:
+        return node_slots[:num]
+    return node_slots[nodes]
 
 
 def _note_state(

@@ -17,9 +17,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import islice
 
-from eyas.cache import CacheManager
+import numpy as np
+
+from eyas.cache import CacheManager, SlotsExhausted
 from eyas.cache.lease import Lease
-from eyas.cache.slots import NO_SLOTS
 from eyas.draft import TreeShape
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.step_time import MIN_PROMPT_ROWS, StepTime
@@ -90,8 +91,13 @@ class Scheduler:
 
     def next(self) -> StepPlan | None:
         """Plan a step and reserve its slots. Returns None if nothing can run before a flight lands."""
-        stepping = [s for s in self.running if not s.is_storing_context and _can_grow(s)]
-        storing = [s for s in self.running if s.is_storing_context]
+        stepping: list[Sequence] = []
+        storing: list[Sequence] = []
+        for sequence in self.running:
+            if sequence.is_storing_context:
+                storing.append(sequence)
+            elif _can_grow(sequence):
+                stepping.append(sequence)
         most_rows = self.max_batch_tokens
         if stepping:
             most_rows = self.step_time.most_rows(most_rows)
@@ -149,7 +155,7 @@ class Scheduler:
         for sequence in stepping:
             if sequence.status is not Status.RUNNING or budget < width:
                 continue  # it was preempted for slots of another one, or no rows are left
-            if _rank(sequence) in starved:
+            if starved and _rank(sequence) in starved:
                 continue  # slots go to the older sequence first
             if not self._add_span(plan, sequence, 0, has_root=True):
                 starved[_rank(sequence)] = sequence.order
@@ -294,16 +300,13 @@ class Scheduler:
 
         Returns False if the slots are not free before a flight lands.
         """
-        needed = count + (plan.width if has_root else 0)
+        width = plan.shape.width if has_root else 0
         lease = sequence.lease
         assert lease is not None
-        while needed > self.cache.num_available(lease):
-            victim = self._youngest_idle(sequence)
-            if victim is None:
-                return False
-            self.preempt(victim)
-        context = self.cache.reserve(lease, count) if count else NO_SLOTS
-        nodes = self.cache.reserve(lease, plan.width) if has_root else None
+        reserved = self._reserve(sequence, lease, count + width)
+        if reserved is None:
+            return False
+        context, nodes = reserved[:count], reserved[count:] if has_root else None
         start = sequence.num_planned
         if count:
             self.table.write_slots(sequence.seat, start, context)
@@ -312,7 +315,8 @@ class Scheduler:
         if count and start + count in (lease.boundary, sequence.num_prompt_tokens - 1):
             snapshot = self.cache.reserve_snapshot(lease, start + count)
         plan.sequences.append(sequence)
-        root = sequence.num_tokens - 1
+        num_tokens = sequence.num_tokens
+        root = num_tokens - 1
         plan.spans.append(
             Span(
                 seat=sequence.seat,
@@ -320,6 +324,7 @@ class Scheduler:
                 context_count=count,
                 context_slots=context,
                 node_slots=nodes,
+                reserved=reserved,
                 wants_context_logits=sequence.needs_prompt_rows,
                 stored_slots=lease.slots,
                 root_low=root,
@@ -328,17 +333,27 @@ class Scheduler:
                 rank=lease.rank,
             )
         )
-        sequence.num_planned = start + count
+        sequence.num_planned = length = start + count
         sequence.num_in_flight += 1
         if has_root:
             plan.rooted.append(sequence)
             sequence.num_rooted_in_flight += 1
-            sequence.num_in_flight_tokens += plan.width
-        plan.max_length = max(
-            plan.max_length,
-            sequence.num_tokens + sequence.num_in_flight_tokens + 1 if has_root else start + count,
-        )
+            sequence.num_in_flight_tokens += width
+            length = num_tokens + sequence.num_in_flight_tokens + 1
+        plan.max_length = max(plan.max_length, length)
         return True
+
+    def _reserve(self, sequence: Sequence, lease: Lease, count: int) -> np.ndarray | None:
+        """Reserve slots, preempting younger sequences if needed. None if there are too few before a
+        flight lands."""
+        while True:
+            try:
+                return self.cache.reserve(lease, count)
+            except SlotsExhausted:
+                victim = self._youngest_idle(sequence)
+                if victim is None:
+                    return None
+                self.preempt(victim)
 
     def _youngest_idle(self, sequence: Sequence) -> Sequence | None:
         """Return the youngest running sequence without a flight on the same rank, if it is younger than

@@ -35,6 +35,7 @@ class Span:
     """A sequence's part of a step: `context_count` positions to store from `context_start`, and, if
     it has node slots, a draft tree whose node 0 is the sequence's last token.
 
+    reserved: the reservation that context_slots and node_slots are parts of, in this order.
     wants_context_logits: whether log-probabilities of the prompt are needed.
     stored_slots: slots of the positions that the host knows to be stored or in flight.
     root_low, root_high: bounds of the root's position, equal if no step is in flight.
@@ -47,6 +48,7 @@ class Span:
     context_count: int
     context_slots: np.ndarray
     node_slots: np.ndarray | None
+    reserved: np.ndarray = field(default_factory=lambda: NO_SLOTS)
     wants_context_logits: bool = False
     stored_slots: np.ndarray = field(default_factory=lambda: NO_SLOTS)
     root_low: int = 0
