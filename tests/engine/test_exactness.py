@@ -47,8 +47,8 @@ class EagerStages(Stages):
 
 
 class EagerGraphs(StepGraphs):
-    def new_stages(self) -> Stages:
-        return EagerStages(self)
+    def new_stages(self, read: Stages | None = None) -> Stages:
+        return EagerStages(self, read)
 
 
 class Spoiled(ModelRunner):

@@ -168,3 +168,43 @@ def test_shapes_of_steps_that_make_room_for_others_change_nothing(drafter: str) 
         assert reasons <= {"stop", "length"}
     llm.engine.check()
     llm.close()
+
+
+@pytest.mark.parametrize("drafter", ["root", "head chain"])
+def test_prompts_from_graphs_give_the_tokens_of_those_without(drafter: str) -> None:
+    """Prompts of many lengths, of which some share a graph, one after the other and together."""
+    draw = random.Random(drafter)
+    texts = [
+        " ".join(draw.choices("green boat seven red old".split(), k=n)) for n in range(5, 300, 13)
+    ]
+    chats = [[{"role": "user", "content": f"{i}: {text}"}] for i, text in enumerate(texts)]
+    params = [SamplingParams(temperature=0.8, max_tokens=9, seed=i) for i in range(len(chats))]
+    found = []
+    for captures in (True, False):
+        config = EngineConfig(
+            model=ModelConfig(path="builtin"),
+            device=DeviceConfig(device="cuda", num_threads=4),
+            draft=DRAFTING[drafter],
+            cache=CacheConfig(num_slots=NUM_SLOTS, prefix_cache=False),
+            scheduler=SchedulerConfig(max_num_seqs=4, max_graph_batch=None if captures else 0),
+        )
+        with LLM(config=config) as llm:
+            launcher = llm.engine.launcher
+            if captures:
+                assert launcher.most_prompt_rows > 1000
+                launcher.graphs = StepGraphs(llm.engine.table.device)
+            alone = [
+                llm.chat([chat], [one])[0].token_ids
+                for chat, one in zip(chats, params, strict=True)
+            ]
+            together = [output.token_ids for output in llm.chat(chats, params)]
+            assert together == alone
+            found.append(alone)
+            if captures:
+                shapes = list(launcher.graphs._shapes.values())
+                with_prompts = [stages for stages in shapes if stages.read is not None]
+                assert len(with_prompts) > 3 and all(len(stages) for stages in with_prompts)
+                assert not any(stages._has_given_up for stages in shapes)
+            llm.engine.check()
+            assert llm.engine.metrics.num_failed_steps == 0
+    assert found[0] == found[1]

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from eyas.engine.engine import Engine
-from eyas.runner.graphs import MAX_GRAPHS, StepGraphs
+from eyas.runner.graphs import MAX_GRAPHS, Stages, StepGraphs
+from eyas.runner.step_inputs import StepSizes
 from eyas.transfer import HostCopy, Outbox
 
 SPOILT = 3
@@ -64,17 +65,22 @@ class Replay:
 
 
 class UnkindGraphs(StepGraphs):
-    """num_spoilt: results that were."""
+    """num_spoilt: results that were. num_with_prompts: steps whose prompt chunks were in graphs."""
 
     def __init__(self, max_graphs: int = MAX_GRAPHS, captured_at: int = 1) -> None:
         super().__init__(torch.device("cpu"), max_graphs, captured_at)
         self._namesakes: dict[Hashable, list[Replay]] = {}
         self.num_spoilt = 0
+        self.num_with_prompts = 0
 
-    def send_inputs(self, num: int, width: int, packed: np.ndarray) -> None:
+    def of(self, shape: Hashable, read: Stages | None = None) -> Stages:
+        self.num_with_prompts += read is not None
+        return super().of(shape, read)
+
+    def send_inputs(self, sizes: StepSizes, packed: np.ndarray) -> None:
         """A device's inputs were made where stages run, and may not be written to elsewhere."""
         assert torch.is_inference_mode_enabled()
-        super().send_inputs(num, width, packed)
+        super().send_inputs(sizes, packed)
 
     def _record(self, name: Hashable, stage: Callable[[], Any]) -> tuple[Any, Any]:
         result, again = stage(), stage()
@@ -130,4 +136,5 @@ def make_unkind(engine: Engine, max_graphs: int = MAX_GRAPHS, captured_at: int =
     """Let an engine run its steps from such graphs from now on."""
     graphs = engine.launcher.graphs = UnkindGraphs(max_graphs, captured_at)
     engine.launcher._outbox = LateOutbox()
+    engine.launcher.most_prompt_rows = 512
     return graphs

@@ -7,6 +7,7 @@ graphs promise (`tests.laws.captures`); what a device does of itself is in `test
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
@@ -32,7 +33,7 @@ from eyas.schemas import prepare
 from tests.kernels.bodies import take_kernels
 from tests.laws.captures import make_unkind
 from tests.laws.cases import walk_text
-from tests.laws.world import Answers, Setting, new_engine, run
+from tests.laws.world import IN_WINDOWS, Answers, Setting, new_engine, run
 from tests.thorough import drawn, only_thorough
 
 pytestmark = [
@@ -114,6 +115,46 @@ def test_a_model_of_two_layers_says_the_same_from_graphs(request: pytest.Fixture
     assert answers(unkind=True) == expected
 
 
+@pytest.mark.parametrize("layers", ["dense", "latent", IN_WINDOWS])
+def test_prompts_are_stored_from_graphs_beside_other_sequences(
+    layers: str, request: pytest.FixtureRequest
+) -> None:
+    """Prompts of any length, whole and in chunks, with a common beginning or none, while others decode
+    and are preempted."""
+    draw = random.Random(layers)
+    prompts: list[list[int]] = []
+    for i in range(14):
+        shared = prompts[draw.randrange(i)][: draw.randrange(1, 60)] if i % 3 == 2 else []
+        text = walk_text(i, draw.choice((2, 5, 20, 60, 90)), [0, 1])
+        prompts.append([*shared, *text][:95])
+    first, *later = [
+        Request(
+            id=f"{i}",
+            prompt_token_ids=prompt,
+            params=SamplingParams(
+                temperature=draw.choice(TEMPERATURES), seed=i, max_tokens=draw.randrange(1, 20)
+            ),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    arrivals = {2 * i: [each] for i, each in enumerate(later)}
+    setting = Setting(
+        max_model_len=120,
+        flights=1,
+        num_slots=300,
+        max_num_seqs=5,
+        max_batch_tokens=64,
+        layers=layers,
+    )
+    expected = run(new_engine(setting, RootDrafter()), [first], arrivals=arrivals)
+    request.getfixturevalue("plumbing_of_a_device")
+    engine = new_engine(setting, RootDrafter())
+    kept = make_unkind(engine)
+    assert run(engine, [first], arrivals=arrivals) == expected
+    assert engine.metrics.num_failed_steps == 0
+    assert kept.num_with_prompts > 9 and kept.num_spoilt > 5
+
+
 @pytest.mark.parametrize(
     ("drafter", "most"),
     [
@@ -137,6 +178,7 @@ def test_steps_from_graphs_choose_what_others_choose(
         }
         request.getfixturevalue("plumbing_of_a_device")
         kept = make_unkind(llm.engine, max_graphs=most, captured_at=2 if most < 100 else 1)
+        llm.engine.forget_prefixes()
         in_turn = zip(itertools.cycle(TEMPERATURES), ROUNDS[:7])
         for temperature, numbers in drawn(in_turn, itertools.product(TEMPERATURES, ROUNDS)):
             for number, choice in zip(numbers, ask(llm, numbers, temperature), strict=True):
@@ -144,5 +186,6 @@ def test_steps_from_graphs_choose_what_others_choose(
         llm.engine.check()
         assert llm.engine.metrics.num_failed_steps == 0
         assert kept.num_replays > 50 and kept.num_spoilt > 20
+        assert most < 100 or kept.num_with_prompts
         if drafter != "root":
             assert llm.engine.stats().num_accepted_tokens > 0

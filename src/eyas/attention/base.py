@@ -34,6 +34,21 @@ class ContextRun:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptChunks:
+    """The prompt chunks of a forward pass as its device knows them, so that a CUDA graph of the pass
+    can be replayed with others.
+
+    runs_C3: int64; of each chunk its first row, counted from first_row, its first position and its
+    number of rows. Chunks are in the order of their rows, without gaps; those without rows come last.
+    first_row, num_rows: the rows of all chunks in the forward pass.
+    """
+
+    runs_C3: torch.Tensor
+    first_row: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeGrid:
     """The tree nodes of a forward pass.
 
@@ -58,6 +73,7 @@ class AttentionLayout:
     max_position: upper bound of any position, known to the host, so that buffers can be sized without
         waiting for the device.
     contexts: prompt chunks, known to the host. nodes: None if no sequence has any.
+    chunks: the prompt chunks where the device alone knows them; contexts are empty then.
     """
 
     slots_AC: torch.Tensor
@@ -65,6 +81,33 @@ class AttentionLayout:
     max_position: int
     contexts: tuple[ContextRun, ...] = ()
     nodes: NodeGrid | None = None
+    chunks: PromptChunks | None = None
+
+    @property
+    def prompt_rows(self) -> tuple[int, int] | None:
+        """The first row of all prompt chunks and the row after the last; None without chunks."""
+        if self.chunks is not None:
+            return self.chunks.first_row, self.chunks.first_row + self.chunks.num_rows
+        if not self.contexts:
+            return None
+        last = self.contexts[-1]
+        return self.contexts[0].row, last.row + last.count
+
+    @property
+    def first_chunk_sequence(self) -> int:
+        """The sequence of the first prompt chunk."""
+        return 0 if self.nodes is None else len(self.nodes.rows_BW)
+
+    def contexts_on_host(self) -> tuple[ContextRun, ...]:
+        """Return the prompt chunks as the host knows them, which may have to wait for the device."""
+        if self.chunks is None:
+            return self.contexts
+        first, row = self.first_chunk_sequence, self.chunks.first_row
+        return tuple(
+            ContextRun(first + number, row + offset, start, count)
+            for number, (offset, start, count) in enumerate(self.chunks.runs_C3.tolist())
+            if count
+        )
 
 
 class Attend(Protocol):
@@ -128,11 +171,15 @@ class PlannedRows:
 class AttentionBackend(Protocol):
     """An implementation of attention over a key/value store.
 
-    kv: the store, with the states that plans read and update.
+    kv: the store, with the states that plans read and update. plans_chunks: whether a forward pass may
+    have prompt chunks that the device alone knows (`AttentionLayout.chunks`).
     """
 
     @property
     def kv(self) -> KVStore: ...
+
+    @property
+    def plans_chunks(self) -> bool: ...
 
     def plan(self, layout: AttentionLayout, write_slots_T: torch.Tensor) -> Attend:
         """Plan a forward pass, whose layers then share the plan. write_slots_T: the slot of each

@@ -45,7 +45,7 @@ def context_lanes(layout: AttentionLayout) -> list[Lanes]:
     """Return the lanes of prompt chunks: one for each run of queries with the same key width."""
     lanes: list[Lanes] = []
     device = layout.slots_AC.device
-    for run in layout.contexts:
+    for run in layout.contexts_on_host():
         start, stop = run.start, run.start + run.count
         while start < stop:
             width = key_width(start)

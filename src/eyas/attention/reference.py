@@ -38,6 +38,11 @@ class ReferenceAttention:
             if isinstance(store, LayerStore) and not isinstance(store, CompressedStore)
         }
 
+    @property
+    def plans_chunks(self) -> bool:
+        has_entries = any(isinstance(store, CompressedStore) for store in self.kv.stores)
+        return self.kv.states is None and not has_entries
+
     def plan(self, layout: AttentionLayout, write_slots_T: torch.Tensor) -> Attend:
         """Plan the forward pass as lanes of prompt chunks and of trees."""
         return _Plan(self.kv, layout, write_slots_T, self._kernels)

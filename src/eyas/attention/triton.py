@@ -24,6 +24,7 @@ from eyas.kernels.attention_prefill import PromptTiles, attend_prompts, cut
 from eyas.kernels.paths import node_paths
 from eyas.kernels.softmax import GROUP, SHARED_ROW_LINES, SPLIT, HeadShape
 from eyas.ops.compress import Compression
+from eyas.ops.prompt_rows import tiles_of_chunks
 from eyas.transfer import send
 
 HEIGHTS = (16, 32)
@@ -58,6 +59,10 @@ class TritonAttention:
         self.shapes = {store: _shape(store, itemsize) for store in dict.fromkeys(self.stores)}
         self.heights = {store: _fitting(shape, heights) for store, shape in self.shapes.items()}
         self.tiles = {store: prompt_tiles(shape, itemsize) for store, shape in self.shapes.items()}
+
+    @property
+    def plans_chunks(self) -> bool:
+        return self.kv.states is None and not self.entries
 
     def plan(self, layout: AttentionLayout, write_slots_T: torch.Tensor) -> Attend:
         """Plan the nodes; the tiles of prompts are made when a layer first needs them."""
@@ -107,15 +112,14 @@ class _Plan(Plan):
         super().__init__(backend.kv, layout, write_slots_T)
         self._backend = backend
         num_rows = len(write_slots_T)
-        runs = layout.contexts
-        self._num_node_rows = runs[0].row if runs else num_rows
-        self._stop = runs[-1].row + runs[-1].count if runs else num_rows
+        prompts = layout.prompt_rows
+        self._num_node_rows, self._stop = (num_rows, num_rows) if prompts is None else prompts
         self._nodes: Nodes | None = None
         if layout.nodes is not None and backend.stores:
             self._nodes = self._node_work(layout.nodes)
         if self._nodes is None:
             self._num_node_rows = 0
-            self._stop = self._stop if runs else 0
+            self._stop = 0 if prompts is None else self._stop
         self._tiles: dict[int, torch.Tensor] = {}
         self._entry_plan: EntryPlan | None = None
 
@@ -152,7 +156,7 @@ class _Plan(Plan):
                 window_slots_S=window_slots_S,
                 pdl=pdl,
             )
-        if layout.contexts:
+        if layout.prompt_rows is not None:
             tiles = backend.tiles[store]
             attend_prompts(
                 q_TNH,
@@ -233,7 +237,14 @@ class _Plan(Plan):
         """Return [X, 4] the tiles of the prompt chunks, `queries` positions high."""
         tiles_X4 = self._tiles.get(queries)
         if tiles_X4 is None:
-            runs = [(r.sequence, r.row, r.start, r.count) for r in self._layout.contexts]
-            tiles_X4 = send(cut(runs, queries), self._write_slots_T.device)
+            layout = self._layout
+            if (chunks := layout.chunks) is not None:
+                rows = chunks.first_row, chunks.num_rows
+                tiles_X4 = tiles_of_chunks(
+                    chunks.runs_C3, *rows, layout.first_chunk_sequence, queries
+                )
+            else:
+                runs = [(r.sequence, r.row, r.start, r.count) for r in layout.contexts]
+                tiles_X4 = send(cut(runs, queries), self._write_slots_T.device)
             self._tiles[queries] = tiles_X4
         return tiles_X4

@@ -15,7 +15,7 @@ from statistics import mean
 from eyas.draft.base import TreeShape
 from eyas.draft.costs import Costs
 from eyas.draft.timing import Timing
-from eyas.runner.graphs import bucket_of
+from eyas.runner.step_inputs import bucket_of
 
 MIN_WEIGHT = 0.08
 """Least weight of a new value in a running mean."""

@@ -27,7 +27,7 @@ from eyas.draft.base import TreeShape
 from eyas.draft.costs import Costs
 from eyas.draft.estimates import Estimates, StepSize
 from eyas.draft.timing import PLAIN
-from eyas.runner.graphs import bucket_of
+from eyas.runner.step_inputs import bucket_of
 
 log = logging.getLogger("eyas.draft")
 

@@ -32,6 +32,7 @@ from eyas.runner.batch import Batch, PlannedBatch, padding_batch
 from eyas.runner.graphs import CAPTURED_AT, StepGraphs
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.runner import ModelRunner, Output
+from eyas.runner.step_inputs import MOST_ROWS_WITH_PROMPTS
 from eyas.runner.table import SequenceTable
 from eyas.sampling import BatchParams, SequenceParams
 from eyas.transfer import Outbox
@@ -46,6 +47,7 @@ class Launcher:
     verify: computes the verdicts. drafters: the drafter, then the root drafter, which is used for a
     step in which the first one fails. max_graph_batch: largest number of sequences of a step that
     runs from CUDA graphs; None is no limit. graphs: None if no step is captured, as on a CPU.
+    most_prompt_rows: as in `PlannedBatch`.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Launcher:
         mask_seconds: float,
         verify: Verify,
         max_graph_batch: int | None,
+        most_prompt_rows: int = 0,
     ) -> None:
         self._verify = verify
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
@@ -72,6 +75,7 @@ class Launcher:
         limit = table.num_seats if max_graph_batch is None else max_graph_batch
         self.max_graph_batch = min(limit, table.num_seats)
         captures = usable(table.device) and self.max_graph_batch > 0
+        self.most_prompt_rows = most_prompt_rows
         self.graphs = None
         if captures:
             self.graphs = StepGraphs(table.device, captured_at=CAPTURED_AT, announcer=runner.leader)
@@ -275,14 +279,25 @@ class Launcher:
         return taken
 
     @torch.inference_mode()
-    def run_padding(self, num: int, width: int, length: int, temperature: float) -> None:
+    def run_padding(
+        self, num: int, width: int, length: int, temperature: float, num_prompt_rows: int = 0
+    ) -> None:
         """Run a step of `num` sequences of up to `length` tokens in the padding seat, which leaves no
-        state behind; where steps are captured, its CUDA graphs are."""
+        state behind; where steps are captured, its CUDA graphs are. num_prompt_rows: stored beside."""
         drafter = self.drafters[0]
         shape = drafter.shape.within(width)
         vocab_size, graphs = self._vocab_size, self.graphs
         batch = padding_batch(
-            self.table, vocab_size, num, width, length, temperature, graphs, shape.levels
+            self.table,
+            vocab_size,
+            num,
+            width,
+            length,
+            temperature,
+            graphs,
+            shape.levels,
+            num_prompt_rows,
+            self.most_prompt_rows,
         ).begin()
         tree = batch.to_static(drafter.propose(batch, shape))
         rows, output = self._run_model(batch, tree)
@@ -298,6 +313,7 @@ class Launcher:
             plan.max_length,
             graphs,
             plan.shape.levels,
+            most_prompt_rows=self.most_prompt_rows,
         )
 
     def _batch_params(self, plan: StepPlan) -> BatchParams:
@@ -330,6 +346,10 @@ def open_launcher(
         kv.states,
         kv.windows,
     )
+    most_prompt_rows = 0
+    if runner.captures_prompts:
+        on_gpu = table.device.type == "cuda"
+        most_prompt_rows = min(MOST_ROWS_WITH_PROMPTS, scheduling.rows(on_gpu=on_gpu))
     return Launcher(
         runner,
         table,
@@ -338,6 +358,7 @@ def open_launcher(
         mask_seconds=config.grammar.mask_seconds,
         verify=verify,
         max_graph_batch=scheduling.max_graph_batch,
+        most_prompt_rows=most_prompt_rows,
     )
 
 

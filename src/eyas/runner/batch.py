@@ -5,13 +5,13 @@ chunks) and from upper bounds of what that step may change. `PlannedBatch.begin`
 `Batch`, whose tensors are on the device.
 Does not know: how a step is planned, requests, what is done with the results.
 
-Legend: B rooted spans, W width.
+Legend: B rooted spans, W width, C prompt chunks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +22,14 @@ from eyas.constraint.automaton import Automaton
 from eyas.core import SamplingParams
 from eyas.draft_tree import DraftTree
 from eyas.ops.table import TableSequences
-from eyas.runner.graphs import Stages, StepGraphs, bucket_of, length_of
+from eyas.runner.graphs import Stages, StepGraphs
+from eyas.runner.step_inputs import (
+    PackedInputs,
+    StepSizes,
+    bucket_of,
+    length_of,
+    sizes_with_prompts,
+)
 from eyas.runner.table import SequenceTable
 from eyas.sampling.params import BatchParams, SequenceParams
 from eyas.transfer import send
@@ -77,7 +84,11 @@ class Batch:
     upper bound of any sequence's length once this step has landed. automata: of the rooted
     sequences, at their roots; None if no sequence is constrained or no drafter reads them. stages:
     CUDA graphs of the step, or None; with them B is a bucket, whose last rows are in the table's
-    padding seat, and every tensor of the batch is static. names: of the stages that have run.
+    padding seat, and every tensor of the batch is static.
+    chunk_seats_C, runs_C3: the prompt chunks (`attention.base.PromptChunks`), which have
+    num_prompt_rows rows. prompt_stages: CUDA
+    graphs of the stages that read prompt chunks, or None; with them the chunks are static too, and one
+    of them is in the padding seat. names: of the stages that have run.
     """
 
     table: SequenceTable
@@ -92,6 +103,10 @@ class Batch:
     seats_B: torch.Tensor
     roots_B: torch.Tensor
     node_slots_BW: torch.Tensor
+    chunk_seats_C: torch.Tensor
+    runs_C3: torch.Tensor
+    num_prompt_rows: int
+    prompt_stages: Stages | None
     names: set[Hashable] = field(default_factory=set)
 
     @property
@@ -120,7 +135,7 @@ class Batch:
     @property
     def stores_context(self) -> bool:
         """Whether there are prompt chunks among the spans."""
-        return any(span.context_count for span in self.spans)
+        return self.num_prompt_rows > 0
 
     def stage(
         self,
@@ -135,8 +150,8 @@ class Batch:
 
         function: works on the device alone, and reads only this batch's tensors and results of
         other stages. name: of the stage; a step runs one stage of each name. key: identifies its
-        shapes. reads_context: the stage also reads prompt chunks; a step that has some calls it
-        without a graph. reads_params: it reads sampling parameters, whose kinds then identify it too.
+        shapes. reads_context: the stage also reads prompt chunks, where there are some. reads_params:
+        it reads sampling parameters, whose kinds then identify it too.
         Raises RuntimeError if a stage of this name has run in this step.
         """
         if name in self.names:
@@ -144,10 +159,11 @@ class Batch:
                 f"a stage {name!r} has run in this step; a second one needs its own name"
             )
         self.names.add(name)
-        if self.stages is None or (reads_context and self.stores_context):
+        stages = self.prompt_stages if reads_context and self.stores_context else self.stages
+        if stages is None:
             return function()
         kinds = self.params.signature if reads_params else None
-        return self.stages.run(name, (self.width, kinds, key), function)
+        return stages.run(name, (self.width, kinds, key), function)
 
     def to_static(self, tree: DraftTree) -> DraftTree:
         """Return `tree` in tensors that a later stage may read."""
@@ -174,7 +190,9 @@ class PlannedBatch:
 
     The arguments are those of `Batch`; levels of 0 means as many as nodes. graphs: used if the
     parameters of sampling can be captured and the shape has occurred often enough; None runs the step
-    without graphs. captures_at_once: capture the step even if its shape has not occurred.
+    without graphs. most_prompt_rows: rows of the largest forward pass with prompt chunks that may be
+    captured; with 0 none may.
+    captures_at_once: capture the step even if its shape has not occurred.
     """
 
     def __init__(
@@ -187,70 +205,110 @@ class PlannedBatch:
         graphs: StepGraphs | None = None,
         levels: int = 0,
         *,
+        most_prompt_rows: int = 0,
         captures_at_once: bool = False,
     ) -> None:
         self._table = table
         self._spans = spans
         self._rooted = [span for span in spans if span.node_slots is not None]
+        self._chunks = [span for span in spans if span.context_count]
         self._params = params
-        self._width = width
         self._levels = levels or width
         self._max_length = max_length
-        num = len(self._rooted)
         self._graphs: StepGraphs | None = None
+        self._captures_prompts = False
         self._is_prepared = False
-        self._num_rows = num
+        num, num_prompt_rows = len(self._rooted), num_context_rows(self._chunks)
+        self._sizes = StepSizes(num, width, num_prompt_rows, len(self._chunks))
         if graphs is not None and num and params.is_capturable:
-            num_rows, length = bucket_of(num), min(length_of(max_length), table.num_columns)
-            shape = num_rows, width, length, params.signature
-            if graphs.captures(shape, at_once=captures_at_once):
-                self._graphs, self._num_rows, self._max_length = graphs, num_rows, length
-                self._is_prepared = graphs.prepares and not captures_at_once
+            self._choose_graphs(graphs, most_prompt_rows, at_once=captures_at_once)
         self._packed = self._pack()
         if self._graphs is not None:
-            self._graphs.send_inputs(self._num_rows, width, self._packed)
+            self._graphs.send_inputs(self._sizes, self._packed)
+
+    def _choose_graphs(self, graphs: StepGraphs, most_prompt_rows: int, *, at_once: bool) -> None:
+        """Decide whether the step runs from graphs, and take the sizes of these."""
+        own, table, signature = self._sizes, self._table, self._params.signature
+        length = min(length_of(self._max_length), table.num_columns)
+        sizes = None
+        if own.num_chunks and self._is_plain():
+            sizes = sizes_with_prompts(own, most_prompt_rows)
+        if sizes is not None and sizes.num_prompt_rows - own.num_prompt_rows > table.num_columns:
+            sizes = None  # the rows of padding are positions of one sequence
+        if sizes is not None and graphs.captures((sizes, length, signature), at_once=at_once):
+            self._captures_prompts = True
+        else:
+            num = bucket_of(own.num_sequences) if sizes is None else sizes.num_sequences
+            sizes = replace(own, num_sequences=num)
+            shape = num, own.width, length, signature
+            if not graphs.captures(shape, at_once=at_once):
+                return
+        self._graphs, self._sizes, self._max_length = graphs, sizes, length
+        self._is_prepared = graphs.prepares and not at_once
+
+    def _is_plain(self) -> bool:
+        """Whether nothing but keys and values is wanted of the prompt chunks."""
+        return not any(s.wants_context_logits or s.snapshot is not None for s in self._chunks)
 
     def _pack(self) -> np.ndarray:
-        """Return the seats of all rows, followed by the slots of their nodes."""
-        num_rows, width = self._num_rows, self._width
-        packed = np.full(num_rows * (1 + width), NULL_SLOT, dtype=np.int64)
-        packed[:num_rows] = self._table.padding_seat
+        """Return the seats of all rows, the slots of their nodes, and seats and runs of the chunks."""
+        sizes, padding_seat = self._sizes, self._table.padding_seat
+        num_rows, width = sizes.num_sequences, sizes.width
+        packed = np.full(sizes.num_numbers, NULL_SLOT, dtype=np.int64)
+        packed[:num_rows] = padding_seat
         for b, span in enumerate(self._rooted):
             first = num_rows + b * width
             assert span.node_slots is not None
             packed[b] = span.seat
             packed[first : first + width] = span.node_slots
+        if not sizes.num_chunks:
+            return packed
+        seats = packed[num_rows * (1 + width) :][: sizes.num_chunks]
+        runs_C3 = packed[num_rows * (1 + width) + sizes.num_chunks :].reshape(-1, 3)
+        seats[:], row = padding_seat, 0
+        for number, span in enumerate(self._chunks):
+            seats[number] = span.seat
+            runs_C3[number] = row, span.context_start, span.context_count
+            row += span.context_count
+        runs_C3[len(self._chunks) :, 0] = sizes.num_prompt_rows
+        if missing := sizes.num_prompt_rows - row:
+            runs_C3[len(self._chunks)] = row, 0, missing
         return packed
 
     def begin(self, automata: Sequence[Automaton | None] | None = None) -> Batch:
         """Return the batch, on the device."""
-        num_rows, width, table, params = self._num_rows, self._width, self._table, self._params
-        stages = None
+        sizes, table, params = self._sizes, self._table, self._params
+        stages = prompt_stages = None
         if self._graphs is None:
-            packed_X = send(self._packed, table.device)
-            seats_B = packed_X[:num_rows]
-            node_slots_BW = packed_X[num_rows:].view(num_rows, width)
-            roots_B = table.lengths_A[seats_B] - 1
+            parts = PackedInputs.of(send(self._packed, table.device), sizes)
+            roots_B = table.lengths_A[parts.seats_B] - 1
         else:
-            inputs = self._graphs.take_inputs(num_rows, width, self._packed, table.lengths_A)
-            seats_B, roots_B = inputs.seats_B, inputs.roots_B
-            node_slots_BW = inputs.node_slots_BW
-            params = self._graphs.params(num_rows, params)
-            stages = self._graphs.of((num_rows, width, self._max_length))
+            inputs = self._graphs.take_inputs(sizes, self._packed, table.lengths_A)
+            parts, roots_B = inputs.parts, inputs.roots_B
+            params = self._graphs.params(sizes.num_sequences, params)
+            shape = sizes.num_sequences, sizes.width, self._max_length
+            stages = self._graphs.of(shape)
             stages.is_prepared |= self._is_prepared
+            if self._captures_prompts:
+                prompt_stages = self._graphs.of((sizes, self._max_length), stages)
+                prompt_stages.is_prepared |= self._is_prepared
         return Batch(
             table=table,
             spans=self._spans,
             rooted=self._rooted,
             params=params,
-            width=width,
+            width=sizes.width,
             levels=self._levels,
             max_length=self._max_length,
             automata=automata,
             stages=stages,
-            seats_B=seats_B,
+            seats_B=parts.seats_B,
             roots_B=roots_B,
-            node_slots_BW=node_slots_BW,
+            node_slots_BW=parts.node_slots_BW,
+            chunk_seats_C=parts.chunk_seats_C,
+            runs_C3=parts.runs_C3,
+            num_prompt_rows=sizes.num_prompt_rows,
+            prompt_stages=prompt_stages,
         )
 
 
@@ -263,13 +321,31 @@ def padding_batch(
     temperature: float,
     graphs: StepGraphs | None,
     levels: int,
+    num_prompt_rows: int = 0,
+    most_prompt_rows: int = 0,
 ) -> PlannedBatch:
-    """Return a batch of `num` sequences in the padding seat, which changes no sequence."""
+    """Return a batch of `num` sequences in the padding seat, which changes no sequence.
+
+    num_prompt_rows: rows of a prompt chunk of the first one, beside its tree. most_prompt_rows: as in
+    `PlannedBatch`.
+    """
     nothing = np.full(width, NULL_SLOT, dtype=np.int64)
     spans = [
         Span(table.padding_seat, 0, 0, NO_SLOTS, nothing, root_low=1, root_high=1)
         for _ in range(num)
     ]
+    spans[0].context_count = num_prompt_rows
+    spans[0].context_slots = np.full(num_prompt_rows, NULL_SLOT, dtype=np.int64)
     sequence = SequenceParams(SamplingParams(temperature=temperature), 0, 0, 1, frozenset())
     params = BatchParams([sequence] * num, vocab_size, table.device)
-    return PlannedBatch(table, spans, params, width, length, graphs, levels, captures_at_once=True)
+    return PlannedBatch(
+        table,
+        spans,
+        params,
+        width,
+        length,
+        graphs,
+        levels,
+        most_prompt_rows=most_prompt_rows,
+        captures_at_once=True,
+    )

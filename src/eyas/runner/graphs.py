@@ -38,6 +38,7 @@ import torch
 
 from eyas.draft_tree import DraftTree
 from eyas.ops.capture import restoring_generator
+from eyas.runner.step_inputs import StepInputs, StepSizes
 from eyas.sampling.params import BatchParams
 from eyas.transfer import Inbox, refill, send
 
@@ -51,39 +52,6 @@ MiB)."""
 CAPTURED_AT = 2
 """The occurrence of a step's shape that an engine captures: the first one prepares its kernels, and a
 capture takes little longer than a step without graphs."""
-SMALLEST_LENGTH = 512
-"""Sequences up to this length share graphs. Longer ones share them up to each power of two."""
-
-
-@dataclass(slots=True, eq=False)
-class StepInputs:
-    """What the host writes for each step, at fixed addresses.
-
-    staged: the inputs of the next step, sent from staged_from. packed: the inputs of the current step,
-    whose views seats_B and node_slots_BW are. taken: recorded once `staged` is copied to `packed`.
-    """
-
-    staged: torch.Tensor
-    packed: torch.Tensor
-    seats_B: torch.Tensor
-    node_slots_BW: torch.Tensor
-    roots_B: torch.Tensor
-    taken: torch.cuda.Event | None = None
-    staged_from: np.ndarray | None = None
-
-    @classmethod
-    def empty(cls, num: int, width: int, device: torch.device) -> StepInputs:
-        packed = torch.zeros(num * (1 + width), dtype=torch.int64, device=device)
-        roots_B = torch.zeros(num, dtype=torch.int64, device=device)
-        parts = packed[:num], packed[num:].view(num, width)
-        return cls(torch.zeros_like(packed), packed, *parts, roots_B)
-
-    def take(self, lengths_A: torch.Tensor) -> None:
-        """Copy the staged inputs to the step's, and set the roots to the last position of each
-        sequence."""
-        self.packed.copy_(self.staged)
-        torch.index_select(lengths_A, 0, self.seats_B, out=self.roots_B)
-        self.roots_B.sub_(1)
 
 
 class Announced(Protocol):
@@ -152,11 +120,13 @@ def _capture_stream(device: int) -> torch.cuda.Stream:
 class Stages:
     """The captured stages of one step shape. graphs: shared by all shapes.
 
-    is_prepared: a step of this shape has run without graphs.
+    is_prepared: a step of this shape has run without graphs. read: the stages whose results these
+    read, beside their own.
     """
 
-    def __init__(self, graphs: StepGraphs) -> None:
+    def __init__(self, graphs: StepGraphs, read: Stages | None = None) -> None:
         self.graphs = graphs
+        self.read = read
         self.is_prepared = False
         self._captured: dict[Hashable, Captured] = {}
         self._has_given_up = False
@@ -232,7 +202,7 @@ class StepGraphs:
         self._announcer = announcer
         self._shapes: OrderedDict[Hashable, Stages] = OrderedDict()
         self._own = self.new_stages()
-        self._inputs: dict[tuple[int, int], StepInputs] = {}
+        self._inputs: dict[StepSizes, StepInputs] = {}
         self._params: dict[Hashable, tuple[BatchParams, object]] = {}
         self._held: dict[Hashable, DraftTree] = {}
         self._arrays: dict[Hashable, torch.Tensor] = {}
@@ -242,9 +212,9 @@ class StepGraphs:
         self.num_captured = 0
         self.num_replays = 0
 
-    def new_stages(self) -> Stages:
+    def new_stages(self, read: Stages | None = None) -> Stages:
         """Return the stages of a new shape."""
-        return Stages(self)
+        return Stages(self, read)
 
     def captures(self, shape: Hashable, *, at_once: bool) -> bool:
         """Count a step of this shape, and return whether it runs from graphs.
@@ -254,11 +224,15 @@ class StepGraphs:
         self._num_seen[shape] += self._captured_at if at_once else 1
         return self._num_seen[shape] >= self._captured_at
 
-    def of(self, shape: Hashable) -> Stages:
-        """Return the stages of a step of this shape, and mark the shape as used last."""
+    def of(self, shape: Hashable, read: Stages | None = None) -> Stages:
+        """Return the stages of a step of this shape, and mark the shape as used last.
+
+        read: the stages of another shape whose results they read too. Stages that have read those of a
+        shape that was dropped since are not returned.
+        """
         stages = self._shapes.pop(shape, None)
-        if stages is None:
-            stages = self.new_stages()
+        if stages is None or stages.read is not read:
+            stages = self.new_stages(read)
         self._shapes[shape] = stages
         return stages
 
@@ -272,27 +246,27 @@ class StepGraphs:
             _, dropped = self._shapes.popitem(last=False)
             num_kept -= len(dropped)
 
-    def send_inputs(self, num: int, width: int, packed: np.ndarray) -> None:
-        """Stage the inputs of a step of this shape, concurrently with running work."""
-        inputs = self._inputs.get((num, width))
+    def send_inputs(self, sizes: StepSizes, packed: np.ndarray) -> None:
+        """Stage the inputs of a step of these sizes, concurrently with running work."""
+        inputs = self._inputs.get(sizes)
         if inputs is None:
-            inputs = self._inputs[num, width] = StepInputs.empty(num, width, self._device)
+            inputs = self._inputs[sizes] = StepInputs.empty(sizes, self._device)
             inputs.taken = self._inbox.mark()
         with self._inbox.arriving(after=inputs.taken):
             refill(inputs.staged, packed)
         inputs.staged_from = packed
 
     def take_inputs(
-        self, num: int, width: int, packed: np.ndarray, lengths_A: torch.Tensor
+        self, sizes: StepSizes, packed: np.ndarray, lengths_A: torch.Tensor
     ) -> StepInputs:
-        """Return the inputs of steps of this shape, filled with `packed`.
+        """Return the inputs of steps of these sizes, filled with `packed`.
 
         They are sent again if another step's inputs were staged since. `lengths_A`: static tensor.
         """
-        inputs = self._inputs[num, width]
+        inputs = self._inputs[sizes]
         if inputs.staged_from is not packed:
-            self.send_inputs(num, width, packed)
-        self._own.run("inputs", (num, width), lambda: inputs.take(lengths_A))
+            self.send_inputs(sizes, packed)
+        self._own.run("inputs", sizes, lambda: inputs.take(lengths_A))
         inputs.taken, inputs.staged_from = self._inbox.mark(), None
         return inputs
 
@@ -376,20 +350,3 @@ def _tensors(tree: DraftTree) -> tuple[torch.Tensor | None, ...]:
 
 def _is_same(tree: DraftTree, other: DraftTree) -> bool:
     return all(a is b for a, b in zip(_tensors(tree), _tensors(other), strict=True))
-
-
-def bucket_of(num: int) -> int:
-    """Return the rows of the graph that serves `num` sequences: 1, 2, 3, 4, 6, 8, 12, ..., 48, 64; then
-    multiples of 32 up to 256, then of 64, since there a row of padding takes as long as another."""
-    if num <= 4:
-        return max(1, num)
-    if num > 64:
-        multiple = 32 if num <= 256 else 64
-        return -(-num // multiple) * multiple
-    power = 1 << ((num - 1).bit_length() - 1)
-    return power + power // 2 if num <= power + power // 2 else 2 * power
-
-
-def length_of(length: int) -> int:
-    """Return the sequence length of the graph that serves sequences of up to `length`."""
-    return max(SMALLEST_LENGTH, 1 << (length - 1).bit_length())

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.attention.base import AttentionLayout, ContextRun, NodeGrid
+from eyas.attention.base import AttentionLayout, ContextRun, NodeGrid, PromptChunks
 from eyas.draft_tree import DraftTree
 from eyas.ops.node_rows import node_rows
+from eyas.ops.prompt_rows import prompt_rows
 from eyas.runner.batch import Batch, Span
 from eyas.sampling.process import SamplingRows
-from eyas.transfer import send
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -76,37 +76,39 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
     num_rooted = batch.num_rows
     nodes = node_rows(tree, batch.in_table)
     num_node_rows = len(nodes.tokens_R)
-    parts = [[nodes.tokens_R, nodes.model_position_R, nodes.write_slots_R]]
-    runs, seats, wanted, context_runs, row = [], [], [], [], num_node_rows
+    rows = [nodes.tokens_R, nodes.model_position_R, nodes.write_slots_R]
+    runs, wanted, context_runs, row = [], [], [], num_node_rows
     ranks = [span.rank for span in batch.rooted]
     ranks += [0] * (num_rooted - len(ranks))
     for span in batch.spans:
         count = span.context_count
         if not count:
             continue
-        stop = span.context_start + count
-        parts.append(
-            [
-                table.tokens_AC[span.seat, span.context_start : stop],
-                torch.arange(span.context_start, stop, device=device),
-                send(span.context_slots, device),
-            ]
-        )
         runs.append(ContextRun(num_rooted + len(runs), row, span.context_start, count))
-        seats.append(span.seat)
         ranks.append(span.rank)
         if span.wants_context_logits:
             wanted.append(torch.arange(row, row + count, device=device))
             context_runs.append((span, count))
         row += count
-    if runs:
-        tokens_T, positions_T, write_slots_T = map(torch.cat, zip(*parts, strict=True))
-    else:
-        ((tokens_T, positions_T, write_slots_T),) = parts
+    seats_B, chunks = batch.seats_B, None
+    if batch.stores_context:
+        num_prompt_rows = batch.num_prompt_rows
+        prompts = prompt_rows(
+            batch.chunk_seats_C, batch.runs_C3, num_prompt_rows, table.tokens_AC, table.slots_AC
+        )
+        rows = [torch.cat(pair) for pair in zip(rows, prompts, strict=True)]
+        seats_B = torch.cat([seats_B, batch.chunk_seats_C])
+        if batch.prompt_stages is not None:  # the host's runs are those of this step alone
+            chunks, runs = PromptChunks(batch.runs_C3, num_node_rows, num_prompt_rows), []
+    tokens_T, positions_T, write_slots_T = rows
     grid = NodeGrid(nodes.grid_BW, nodes.slots_BW, batch.roots_B, tree.branch_parents)
-    seats_B = torch.cat([batch.seats_B, send(seats, device)]) if seats else batch.seats_B
     layout = AttentionLayout(
-        table.slots_AC, seats_B, batch.max_length - 1, tuple(runs), grid if num_rooted else None
+        table.slots_AC,
+        seats_B,
+        batch.max_length - 1,
+        tuple(runs),
+        grid if num_rooted else None,
+        chunks,
     )
     logits_rows_R = torch.cat([nodes.rows_R, *wanted]) if wanted else nodes.rows_R
     return PackedRows(

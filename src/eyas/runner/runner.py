@@ -103,6 +103,12 @@ class ModelRunner:
         self.order = model.order
         self._logits_RV: torch.Tensor | None = None
 
+    @property
+    def captures_prompts(self) -> bool:
+        """Whether forward passes with prompt chunks can be captured as CUDA graphs."""
+        is_alone = self.leader is None and self._sequences is None
+        return is_alone and self.backend.plans_chunks
+
     @torch.inference_mode()
     def forward(self, rows: ForwardRows, taps: tuple[int, ...] = ()) -> Output:
         """Run one pass over the rows; store the keys and values of every row.

@@ -47,6 +47,9 @@ class Extent:
     with_graphs: bool
 
 
+REPLAYED_ROWS = 100
+"""Rows of a prompt chunk in a CUDA graph."""
+
 Variant = tuple[str, torch.Tensor, torch.Tensor]
 """A name, positions of the text [R] and their logits [R, V]."""
 
@@ -155,6 +158,11 @@ class Probe:
                 for _ in range(3):
                     starts = self._spread(num, w)
                     yield "a graph", *self._nodes(starts, w, is_tree, graphs=self.graphs)
+        most = min(self.extent.max_rows - 1, self.extent.length - 1, REPLAYED_ROWS)
+        if self.runner.captures_prompts and most > 2:
+            for count in (most, most - 1, most - 2):
+                start = int(self.draw.integers(0, self.extent.length - count))
+                yield "a graph with a chunk", *self._chunk_and_root(start, count)
 
     def _most_rows(self) -> Iterator[Variant]:
         """Yield the last chunk of one forward pass of many chunks that has the most rows possible."""
@@ -234,6 +242,17 @@ class Probe:
         picked_R = torch.tensor(rows, device=device)
         return torch.tensor(positions, device=device), logits_RV[picked_R]
 
+    def _chunk_and_root(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a chunk from a graph together with the token after it, which sees it. Returns the
+        position and logits of that token."""
+        stop = start + count
+        self._restore(1)
+        self.table.lengths_A[0] = stop + 1
+        span = replace(self._span(0, start, count, self.copies[1]), node_slots=self.scratch[:1])
+        grids = np.array([[self.tokens[stop]]]), np.array([[-1]])
+        logits_RV = self._run([span], 1, grids, self.extent.length + 2, graphs=self.graphs)
+        return self._range(stop, 1), logits_RV[:1]
+
     def _begin(self, begun: Sequence[tuple[int, int]], slots: np.ndarray) -> None:
         """Run the text before given positions, in given seats, where layers have a state per sequence,
         which stored keys and values do not replace."""
@@ -290,7 +309,8 @@ class Probe:
             )
             sizes_B = torch.full_like(tokens_BW[:, 0], width)
             tree = batch.to_static(DraftTree(tokens_BW, parents_BW, sizes_B, is_chain))
-        return batch.stage("forward", (width, is_chain), partial(self._logits, batch, tree))
+        forward = partial(self._logits, batch, tree)
+        return batch.stage("forward", (width, is_chain), forward, reads_context=True)
 
     def _planned(
         self,
@@ -301,7 +321,15 @@ class Probe:
         graphs: StepGraphs | None = None,
     ) -> PlannedBatch:
         params = BatchParams([self.sequence_params] * num, self.vocab, self.device)
-        return PlannedBatch(self.table, spans, params, width, max_length, graphs=graphs)
+        return PlannedBatch(
+            self.table,
+            spans,
+            params,
+            width,
+            max_length,
+            graphs=graphs,
+            most_prompt_rows=self.extent.max_rows if self.runner.captures_prompts else 0,
+        )
 
     def _no_tree(self) -> DraftTree:
         empty = torch.empty((0, 1), dtype=torch.int64, device=self.device)

@@ -1,0 +1,121 @@
+"""What the host writes for a step: seats, slots of nodes and prompt chunks, and the sizes of these.
+
+Promises: steps that run from CUDA graphs have few sizes. All numbers of a step travel in one copy.
+Does not know: what a step computes.
+
+Legend: B sequences with a tree, W nodes of a tree, C prompt chunks, A seats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+SMALLEST_LENGTH = 512
+"""Sequences up to this length share graphs. Longer ones share them up to each power of two."""
+MOST_ROWS_WITH_PROMPTS = 1536
+"""Rows of the largest forward pass with prompt chunks that runs from a graph: a device takes longer for
+larger ones than a host for launching their kernels."""
+FEWEST_CHUNKS = 4
+"""Prompt chunks of the smallest graph. Chunks without rows cost nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """Sizes of a step's inputs. num_prompt_rows: rows of all chunks."""
+
+    num_sequences: int
+    width: int
+    num_prompt_rows: int = 0
+    num_chunks: int = 0
+
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers the host writes."""
+        return self.num_sequences * (1 + self.width) + 4 * self.num_chunks
+
+
+class PackedInputs(NamedTuple):
+    """The numbers of a step. runs_C3: as in `attention.base.PromptChunks`."""
+
+    seats_B: torch.Tensor
+    node_slots_BW: torch.Tensor
+    chunk_seats_C: torch.Tensor
+    runs_C3: torch.Tensor
+
+    @classmethod
+    def of(cls, packed: torch.Tensor, sizes: StepSizes) -> PackedInputs:
+        """Return the parts of `packed`, int64 [sizes.num_numbers]."""
+        num, width, chunks = sizes.num_sequences, sizes.width, sizes.num_chunks
+        seats_B, nodes, chunk_seats_C, runs = packed.split((num, num * width, chunks, 3 * chunks))
+        return cls(seats_B, nodes.view(num, width), chunk_seats_C, runs.view(chunks, 3))
+
+
+@dataclass(slots=True, eq=False)
+class StepInputs:
+    """The numbers of a step at fixed addresses.
+
+    staged: the inputs of the next step, sent from staged_from. packed: the inputs of the current step,
+    whose parts are `parts`. roots_B: positions of the roots. taken: recorded once `staged` is copied to
+    `packed`.
+    """
+
+    staged: torch.Tensor
+    packed: torch.Tensor
+    parts: PackedInputs
+    roots_B: torch.Tensor
+    taken: torch.cuda.Event | None = None
+    staged_from: np.ndarray | None = None
+
+    @classmethod
+    def empty(cls, sizes: StepSizes, device: torch.device) -> StepInputs:
+        packed = torch.zeros(sizes.num_numbers, dtype=torch.int64, device=device)
+        roots_B = torch.zeros(sizes.num_sequences, dtype=torch.int64, device=device)
+        return cls(torch.zeros_like(packed), packed, PackedInputs.of(packed, sizes), roots_B)
+
+    def take(self, lengths_A: torch.Tensor) -> None:
+        """Copy the staged inputs to the step's, and set the roots to the last position of each
+        sequence."""
+        self.packed.copy_(self.staged)
+        torch.index_select(lengths_A, 0, self.parts.seats_B, out=self.roots_B)
+        self.roots_B.sub_(1)
+
+
+def bucket_of(num: int) -> int:
+    """Return the rows of the graph that serves `num` sequences: 1, 2, 3, 4, 6, 8, 12, ..., 48, 64; then
+    multiples of 32 up to 256, then of 64, since there a row of padding takes as long as another."""
+    if num <= 4:
+        return max(1, num)
+    if num > 64:
+        multiple = 32 if num <= 256 else 64
+        return -(-num // multiple) * multiple
+    power = 1 << ((num - 1).bit_length() - 1)
+    return power + power // 2 if num <= power + power // 2 else 2 * power
+
+
+def length_of(length: int) -> int:
+    """Return the sequence length of the graph that serves sequences of up to `length`."""
+    return max(SMALLEST_LENGTH, 1 << (length - 1).bit_length())
+
+
+def sizes_with_prompts(step: StepSizes, most_rows: int) -> StepSizes | None:
+    """Return the sizes of the graph that serves a step with prompt chunks; None if its forward pass
+    would have more than `most_rows` rows.
+
+    There are powers of two of sequences up to 64, then multiples of 64. All rows together are a
+    multiple of 64, above 512 of 128. One more chunk has the rows of padding.
+    """
+    num = 1 << (step.num_sequences - 1).bit_length()
+    if num > 64:
+        num = -(-step.num_sequences // 64) * 64
+    nodes = num * step.width
+    rows = nodes + step.num_prompt_rows
+    multiple = 64 if rows <= 512 else 128
+    rows = -(-rows // multiple) * multiple
+    if rows > most_rows:
+        return None
+    chunks = max(FEWEST_CHUNKS, 1 << step.num_chunks.bit_length())
+    return StepSizes(num, step.width, rows - nodes, chunks)
