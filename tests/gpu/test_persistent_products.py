@@ -22,7 +22,7 @@ FOLDED = tuple(dict.fromkeys(tile for _, tiles in PERSISTENT_FOLDED_TILES for ti
 DTYPES = (torch.bfloat16, torch.float16)
 MOST_ROWS = 5000
 ROW_COUNTS = (1, 63, 129, 257, 384, 500, 1000, 2048, MOST_ROWS)
-"""With them programs have no tile, one, or several, and the last group of row tiles is a smaller one."""
+"""With them programs have no tile, one, or several, and the last group of row tiles is a smaller."""
 
 
 def operands(

@@ -50,7 +50,9 @@ def _tile_of(unit, sizes, NEIGHBOURS: gl.constexpr):
     row_tiles, weight_tiles = sizes[1], sizes[2]
     of_group = NEIGHBOURS * weight_tiles
     first = unit // of_group * NEIGHBOURS
-    high = gl.minimum(row_tiles - first, NEIGHBOURS)
+    high = gl.maximum(
+        gl.minimum(row_tiles - first, NEIGHBOURS), 1
+    )  # beyond the last unit it is none
     rest = unit % of_group
     return first + rest % high, rest // high
 
