@@ -29,7 +29,7 @@ from eyas.kernels.activation import gated_silu
 from eyas.kernels.gemm import product
 from eyas.kernels.norm import add_norm
 from eyas.kernels.rope import rotate_and_store
-from eyas.kernels.tiles import FOLDED_TILES, grouped_tiles_for, tiles_for
+from eyas.kernels.tiles import FOLDED_TILES, grouped_tiles_for, persistent_tiles_for, tiles_for
 from eyas.layers.gemm import apply
 from eyas.layers.gemm.search import fastest
 from eyas.layers.gemm.timing import DeviceClock
@@ -143,8 +143,13 @@ def variants(
         for tile in (*tiles_for(num_rows), *grouped):
             how: dict[str, Any] = {"tile": tile, "num_splits": num_splits, "out_dtype": out_dtype}
             yield f"{num_splits}:{GemmVariant(tile)}", lambda x, w, how=how: product(x, w, **how)
+    persistent = has_warpgroups(DEVICE) and not is_head
+    for tile in persistent_tiles_for(num_rows) if persistent and 1 in splits else ():
+        how = {"tile": tile}
+        yield f"1:{GemmVariant(tile)}", lambda x, w, how=how: product(x, w, **how)
     if num_rows > 128 and 2 in splits:
-        for tile in FOLDED_TILES:
+        more = persistent_tiles_for(num_rows, folded=True) if persistent else ()
+        for tile in (*FOLDED_TILES, *more):
             how = {"tile": tile, "num_splits": 2, "folded": True}
             yield f"folded:{GemmVariant(tile)}", lambda x, w, how=how: product(x, w, **how)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from eyas.kernels.packed import Layout
-from eyas.kernels.tiles import GROUPED_TILES
+from eyas.kernels.tiles import GROUPED_TILES, PERSISTENT_FOLDED_TILES, PERSISTENT_TILES
 from eyas.layers.gemm.autotune_cache import AutotuneCache
 from eyas.layers.gemm.products import Products
 from eyas.layers.gemm.search import TIE, USUAL, Search, fastest
@@ -100,7 +100,11 @@ def test_tiles_by_warpgroups_are_candidates_where_they_may_be(role: Role) -> Non
             for variant in variants
             if variant.tile is not None and variant.tile.by_warpgroups
         )
-        assert bool(grouped) == (128 < bucket <= 256) and set(variants) == {*without, *grouped}
+        has_some = bucket > 128 if role != "logits" else 128 < bucket <= 256
+        assert bool(grouped) == has_some and set(variants) == {*without, *grouped}
+        persistent = {variant for variant in grouped if variant.tile.is_persistent}
+        assert all(variant.folded == (role == "parts") for variant in persistent)
+        assert persistent == (set(grouped) if bucket > 256 else set())
         ours = tuple(variant for variant in without if variant != LIBRARY)
         if grouped and bucket == 192 and role in ("parts", "gated"):
             assert variants == (*grouped, *ours, LIBRARY)
@@ -140,7 +144,8 @@ def test_tiles_by_warpgroups_take_part_where_both_sides_add_up_alike(
     found = plans(True, Search(FakeClock(), None))
     variant = found["parts"].variant(192)
     assert variant.tile is not None and variant.tile.by_warpgroups == (case == "agrees")
-    num_tiles = sum(len(tiles) for _, tiles in GROUPED_TILES)
+    lists = (*GROUPED_TILES, *PERSISTENT_TILES, *PERSISTENT_FOLDED_TILES)
+    num_tiles = sum(len(tiles) for _, tiles in lists)
     expected = {"agrees": num_tiles, "other bits": 1, "does not compile": 1}
     assert len(tried) == expected.get(case, 0), "once for all products of a type"
     tried.clear()

@@ -1,10 +1,10 @@
 """Products with weights, y = x @ w.T, with one reduction order for every number of rows.
 
 Promises: a row of the result has the same bits in any call, at any place, with any `Tile` of
-`tiles` (with those by warpgroups where a device adds up alike, `gemm_warpgroups`), and with a packed
-weight those of the same weight unpacked. The weights are
-on the M side of the matrix instruction and the rows on its N side, so the row count selects only a
-tile's width; sums run over ascending columns in float32, within each of `num_splits` ranges of
+`tiles` (with those by warpgroups where a device adds up alike, `gemm_warpgroups` and
+`gemm_persistent`), and with a packed weight those of the same weight unpacked. The weights are on the M
+side of the matrix instruction and the rows on its N side, so the row count selects only a tile's width;
+sums run over ascending columns in float32, within each of `num_splits` ranges of
 columns whose borders follow from the weight's shape alone. With `pdl` weights are read while the
 kernel before still runs, so that kernel must not write them.
 Does not know: layers, what a row is.
@@ -314,16 +314,23 @@ def _launch(
     weight_OI, scales_OG = tensors_of(weight)
     assert not is_packed or not (tile.by_copy_engine or tile.by_warpgroups or num_folded > 1)
     if tile.by_warpgroups and _is_aligned(x_TI, weight_OI):
-        from eyas.kernels import gemm_warpgroups  # a language that not every Triton has
+        operands = (x_TI, weight_OI, bias_O, out, num_out, tile, split_width)
+        if tile.is_persistent:
+            assert num_folded == num_splits, "persistent programs have all columns"
+            from eyas.kernels import gemm_persistent
 
-        assert num_folded == 1, "tiles by warpgroups fold no sums"
-        gemm_warpgroups.launch(
-            x_TI, weight_OI, bias_O, out, num_out, tile, split_width,
-            num_splits=num_splits, is_gated=is_gated, pdl=pdl,
-        )  # fmt: skip
+            gemm_persistent.launch(*operands, num_parts=num_folded, is_gated=is_gated, pdl=pdl)
+        else:
+            from eyas.kernels import gemm_warpgroups  # a language that not every Triton has
+
+            assert num_folded == 1, "tiles by warpgroups fold no sums"
+            gemm_warpgroups.launch(
+                *operands, num_splits=num_splits, is_gated=is_gated, pdl=pdl
+            )  # fmt: skip
         return
     if tile.by_warpgroups:
-        tile = (gated_tiles_for if is_gated else tiles_for)(num_rows, x_TI.dtype)[0]
+        choose = folded_tiles_for if num_folded > 1 else tiles_for
+        tile = (gated_tiles_for if is_gated else choose)(num_rows, x_TI.dtype)[0]
     columns_of_tile = tile.block_out // 2 if is_gated else tile.block_out
     is_high_enough = columns_of_tile >= LEAST_OUT  # for the instruction, half of a tile alone too
     by_copy_engine = tile.by_copy_engine and is_high_enough and _is_aligned(x_TI, weight_OI)

@@ -26,7 +26,8 @@ class Tile:
     packed weights at least 128.
     by_copy_engine: blocks of x and weight come through tensor descriptors, where x is aligned.
     more_rows: with it, rows that follow the block, whose own height is a power of two.
-    by_warpgroups: each warpgroup has GROUP_ROWS of the rows (`gemm_warpgroups`)."""
+    by_warpgroups: each warpgroup has GROUP_ROWS of the rows (`gemm_warpgroups`).
+    is_persistent: with it, programs compute one tile after another (`gemm_persistent`)."""
 
     block_out: int
     block_rows: int
@@ -36,6 +37,7 @@ class Tile:
     by_copy_engine: bool = False
     more_rows: int = 0
     by_warpgroups: bool = False
+    is_persistent: bool = False
 
 
 def _fast(tile: Tile, more_rows: int = 0) -> Tile:
@@ -46,6 +48,10 @@ def _grouped(block_out: int, block_rows: int, num_stages: int) -> Tile:
     num_warps = 4 * block_rows // GROUP_ROWS
     tile = Tile(block_out, block_rows, 64, num_warps, num_stages)
     return replace(tile, by_copy_engine=True, by_warpgroups=True)
+
+
+def _persistent(block_out: int, num_stages: int) -> Tile:
+    return replace(_grouped(block_out, 128, num_stages), is_persistent=True)
 
 
 MANY_ROWS = 1 << 62
@@ -108,6 +114,17 @@ GROUPED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
     (MANY_ROWS, ()),
 )
 """The tiles by warpgroups, which Hopper devices have, in the same form."""
+PERSISTENT_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
+    (256, ()),
+    (MANY_ROWS, (_persistent(256, 4),)),
+)
+"""The tiles of persistent programs, which Hopper devices have, for products in one split."""
+PERSISTENT_FOLDED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
+    (256, ()),
+    (512, (_persistent(128, 5),)),
+    (MANY_ROWS, (_persistent(256, 3),)),
+)
+"""The same for products that add their splits, half of whose total takes the place of a stage."""
 PACKED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
     (
         16,
@@ -158,6 +175,17 @@ def grouped_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tup
     if dtype == torch.float32:
         return ()
     return next(tiles for most_rows, tiles in GROUPED_TILES if num_rows <= most_rows)
+
+
+def persistent_tiles_for(
+    num_rows: int, dtype: torch.dtype = torch.bfloat16, *, folded: bool = False
+) -> tuple[Tile, ...]:
+    """Return the tiles of persistent programs worth measuring. folded: for products that add their
+    splits themselves."""
+    if dtype == torch.float32:
+        return ()
+    tiles = PERSISTENT_FOLDED_TILES if folded else PERSISTENT_TILES
+    return next(found for most_rows, found in tiles if num_rows <= most_rows)
 
 
 def folded_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:

@@ -13,7 +13,9 @@ Does not know: what the products are for.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ import torch
 from eyas.kernels import has_warpgroups, usable
 from eyas.kernels.ahead import CompileProcesses, collecting, is_collecting
 from eyas.kernels.packed import Layout
-from eyas.kernels.tiles import grouped_tiles_for
+from eyas.kernels.tiles import Tile, grouped_tiles_for, persistent_tiles_for
 from eyas.layers.gemm.search import Search, search_on
 from eyas.layers.gemm.variants import (
     LIBRARY,
@@ -138,8 +140,17 @@ class Products:
 
     def _try_warpgroups(self, dtype: torch.dtype) -> bool:
         buckets = buckets_up_to(self.max_rows)
-        tiles = [tile for bucket in buckets for tile in grouped_tiles_for(bucket, dtype)]
-        if not tiles or not has_warpgroups(self.device):
+        ways: tuple[tuple[dict[str, Any], Callable[..., tuple[Tile, ...]]], ...] = (
+            ({"num_splits": 2}, grouped_tiles_for),
+            ({}, persistent_tiles_for),
+            ({"num_splits": 2, "folded": True}, partial(persistent_tiles_for, folded=True)),
+        )
+        trials = [
+            (how, tile)
+            for how, tiles_of in ways
+            for tile in dict.fromkeys(tile for rows in buckets for tile in tiles_of(rows, dtype))
+        ]
+        if not trials or not has_warpgroups(self.device):
             return False
         from eyas.kernels.gemm import product
 
@@ -148,10 +159,9 @@ class Products:
         weight_OI = torch.randn(num_out, num_in, **random)
         x_TI = torch.randn(num_rows, num_in, **random)
         try:
-            ours = product(x_TI, weight_OI, num_splits=2)
-            for tile in tiles:
-                sums = product(x_TI, weight_OI, num_splits=2, tile=tile, pdl=True)
-                if not torch.equal(sums, ours):
+            for how, tile in trials:
+                ours = product(x_TI, weight_OI, **how)
+                if not torch.equal(product(x_TI, weight_OI, tile=tile, pdl=True, **how), ours):
                     log.info(
                         "%s: products by warpgroups are not used: their bits differ on this device",
                         dtype,

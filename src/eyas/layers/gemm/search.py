@@ -22,7 +22,15 @@ from typing import Any, Protocol
 import torch
 
 from eyas.kernels.ahead import CompileProcesses
-from eyas.kernels.tiles import FLOAT32_TILES, FOLDED_TILES, GROUPED_TILES, PACKED_TILES, TILES
+from eyas.kernels.tiles import (
+    FLOAT32_TILES,
+    FOLDED_TILES,
+    GROUPED_TILES,
+    PACKED_TILES,
+    PERSISTENT_FOLDED_TILES,
+    PERSISTENT_TILES,
+    TILES,
+)
 from eyas.layers.gemm.autotune_cache import AutotuneCache
 from eyas.layers.gemm.variants import (
     BUCKETS,
@@ -181,6 +189,8 @@ def search_on(device: torch.device) -> Search:
         FLOAT32_TILES,
         FOLDED_TILES,
         GROUPED_TILES,
+        PERSISTENT_TILES,
+        PERSISTENT_FOLDED_TILES,
     )
     library = (ALONE, LIBRARY_USUALLY, LIBRARY_AFTER_GROUPED)
     rules = (TIE, USUAL, *library, GROUPED_USUALLY, FOLDED_BEYOND, FOLDED_USUALLY)

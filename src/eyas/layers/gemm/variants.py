@@ -22,6 +22,7 @@ from eyas.kernels.tiles import (
     gated_tiles_for,
     grouped_tiles_for,
     packed_tiles_for,
+    persistent_tiles_for,
     tiles_for,
 )
 
@@ -40,7 +41,7 @@ SCORE_SPLITS = 8
 LIBRARY_USUALLY = 128
 """Beyond this many rows the library is the default variant, if it may be used: its kernels share loads
 between multiprocessors, which ours cannot."""
-GROUPED_USUALLY: dict[Role, int] = {"gated": 192, "parts": 256}
+GROUPED_USUALLY: dict[Role, int] = {"gated": 192, "parts": MANY_ROWS}
 """Up to this many rows, tiles by warpgroups come before our other tiles, if there are any."""
 LIBRARY_AFTER_GROUPED = 192
 """If they do, the library is the default variant only beyond this many rows."""
@@ -95,7 +96,7 @@ class GemmVariant:
         t = self.tile
         rows = f"{t.block_rows}+{t.more_rows}" if t.more_rows else str(t.block_rows)
         text = f"{t.block_out}x{rows}x{t.block_k}w{t.num_warps}s{t.num_stages}"
-        by = "G" if t.by_warpgroups else "T" * t.by_copy_engine
+        by = "P" if t.is_persistent else "G" if t.by_warpgroups else "T" * t.by_copy_engine
         return text + by + "+" * self.folded
 
 
@@ -157,13 +158,16 @@ def candidates(
     else:
         variants = [GemmVariant(tile) for tile in tiles_for(num_rows, product.dtype)]
     if product.role == "parts" and num_rows > FOLDED_BEYOND:
-        folded = [
-            GemmVariant(tile, folded=True) for tile in folded_tiles_for(num_rows, product.dtype)
-        ]
-        variants = [*folded, *variants] if num_rows > FOLDED_USUALLY else [*variants, *folded]
+        tiles = folded_tiles_for(num_rows, product.dtype)
+        adding = [GemmVariant(tile, folded=True) for tile in tiles]
+        variants = [*adding, *variants] if num_rows > FOLDED_USUALLY else [*variants, *adding]
     grouped = []
     if warpgroups:
+        folded = product.role == "parts"
         grouped = [GemmVariant(tile) for tile in grouped_tiles_for(num_rows, product.dtype)]
+        persistent = persistent_tiles_for(num_rows, product.dtype, folded=folded)
+        if product.role != "logits":  # of which no call has so many rows
+            grouped += [GemmVariant(tile, folded) for tile in persistent]
     is_usual = num_rows <= GROUPED_USUALLY.get(product.role, 0)
     variants = [*grouped, *variants] if is_usual else [*variants, *grouped]
     if library:
