@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -29,7 +30,7 @@ MOST_BYTES = 4 << 20
 """Bytes of an exchange, of all ranks' tensors together, up to which it goes through symmetric memory:
 for two ranks 128 rows of 4096 float32. It sends twice as many bytes as NCCL, but in less time."""
 NUMBER_BYTES = 4
-NAME = "eyas"
+NAME: Any = "eyas"
 """Of the process group under which torch looks for the ranks while they exchange addresses."""
 NEVER_NS = 1 << 62
 
@@ -105,10 +106,10 @@ def open_symmetric(
     try:
         _together(group, lambda: _check(group.size, device, is_local=is_local))
         with torch.cuda.device(device):
-            words, numbers = _together(group, lambda: _allocated(group.size, device))
+            words = _together(group, lambda: _allocated(group.size, device))
             addresses = _together(group, lambda: _met(group, store, words))
             found = _together(
-                group, lambda: _tried(group, _inbox(group, words, addresses, numbers), most_seconds)
+                group, lambda: _tried(group, _inbox(group, words, addresses), most_seconds)
             )
     except Unavailable as error:
         log.info("rank %d exchanges everything by NCCL: %s", group.rank, error)
@@ -145,16 +146,21 @@ def _check(num_ranks: int, device: torch.device, *, is_local: bool) -> None:
             raise Unavailable(f"{device} cannot access the memory of cuda:{other}")
 
 
-def _allocated(num_ranks: int, device: torch.device) -> tuple[torch.Tensor, int]:
-    """Return an inbox, and how many numbers it has channels for."""
-    from eyas.kernels.exchange import num_channels, num_words
+def _num_channels(num_ranks: int) -> int:
+    from eyas.kernels.exchange import num_channels
 
-    numbers = MOST_BYTES // num_ranks // NUMBER_BYTES
-    length = num_words(num_channels(numbers), num_ranks)
+    return num_channels(MOST_BYTES // num_ranks // NUMBER_BYTES)
+
+
+def _allocated(num_ranks: int, device: torch.device) -> torch.Tensor:
+    """Return an empty inbox."""
+    from eyas.kernels.exchange import num_words
+
+    length = num_words(_num_channels(num_ranks), num_ranks)
     words = c10d._SymmetricMemory.empty_strided_p2p((length,), (1,), torch.int64, device)
     words.zero_()
     torch.cuda.synchronize(device)  # before another rank writes
-    return words, numbers
+    return words
 
 
 def _met(group: Group, store: dist.Store, words: torch.Tensor) -> list[int]:
@@ -169,8 +175,8 @@ def _met(group: Group, store: dist.Store, words: torch.Tensor) -> list[int]:
     return list(handle.buffer_ptrs)
 
 
-def _inbox(group: Group, words: torch.Tensor, addresses: list[int], numbers: int) -> Inbox:
-    from eyas.kernels.exchange import Inbox, num_channels
+def _inbox(group: Group, words: torch.Tensor, addresses: list[int]) -> Inbox:
+    from eyas.kernels.exchange import Inbox
 
     device = words.device
     return Inbox(
@@ -178,7 +184,7 @@ def _inbox(group: Group, words: torch.Tensor, addresses: list[int], numbers: int
         group.size,
         words,
         torch.tensor(addresses, dtype=torch.int64, device=device),
-        torch.zeros(num_channels(numbers), dtype=torch.int32, device=device),
+        torch.zeros(_num_channels(group.size), dtype=torch.int32, device=device),
         torch.zeros(1, dtype=torch.int32, device=device),
         torch.zeros(1, dtype=torch.int32, pin_memory=True),
     )
@@ -232,5 +238,7 @@ class CountedStore(dist.Store):
     def add(self, key: str, value: int) -> int:
         return self._store.add(self._key(key), value)
 
-    def wait(self, keys: list[str], *timeout: Any) -> None:
+    def wait(  # pyrefly: ignore[bad-override]
+        self, keys: list[str], *timeout: timedelta
+    ) -> None:
         self._store.wait([self._key(key) for key in keys], *timeout)
