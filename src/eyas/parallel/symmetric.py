@@ -82,10 +82,10 @@ class Symmetric:
     @property
     def reason(self) -> str | None:
         """Why results that have been read may be invalid; None if they are not."""
-        from eyas.kernels.exchange import LATE
-
         if not (stop := int(self._stop[0])):
             return None
+        from eyas.kernels.exchange import LATE
+
         late = f"an exchange has not ended in {self.most_seconds:g} seconds"
         return late if stop == LATE else "its exchanges have been ended"
 
@@ -172,7 +172,10 @@ def _met(group: Group, store: dist.Store, words: torch.Tensor) -> list[int]:
         handle = c10d._SymmetricMemory.rendezvous(words, NAME)
     finally:
         c10d._unregister_process_group(NAME)
-    return list(handle.buffer_ptrs)
+    addresses = list(handle.buffer_ptrs)
+    if addresses[group.rank] != words.data_ptr():
+        raise Unavailable("torch does not return the addresses of tensors")
+    return addresses
 
 
 def _inbox(group: Group, words: torch.Tensor, addresses: list[int]) -> Inbox:
