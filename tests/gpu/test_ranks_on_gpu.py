@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import random
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +27,10 @@ from eyas.config import (
 from eyas.core import Request
 from eyas.engine.engine import Engine
 from eyas.engine.startup.build import build_engine
+from eyas.parallel.group import Group, Meeting, meet
+from eyas.parallel.lost import GroupLost
+from eyas.parallel.symmetric import MOST_BYTES
+from eyas.runner.graphs import recorded
 from tests.laws.world import Answers, run
 from tests.models.quantised import CASES, write_quantised
 from tests.models.tiny import make_model, save_model, tokens
@@ -64,11 +72,10 @@ def requests() -> list[Request]:
     ]
 
 
-@contextmanager
-def engine_of(
+def new_engine(
     directory: Path, *, tp: int, ep: int = 1, captures: bool, drafter: str = "root", exact: bool
-) -> Iterator[Engine]:
-    engine = build_engine(
+) -> Engine:
+    return build_engine(
         EngineConfig(
             model=ModelConfig(path=str(directory), dtype="bfloat16", max_model_len=400),
             cache=CacheConfig(num_slots=4096),
@@ -80,12 +87,27 @@ def engine_of(
             parallel=ParallelConfig(tp=tp, ep=ep, exact_across_tp=exact, timeout_seconds=100),
         )
     )
+
+
+@contextmanager
+def engine_of(directory: Path, *, tp: int, **settings: Any) -> Iterator[Engine]:
+    engine = new_engine(directory, tp=tp, **settings)
     try:
         assert engine.info.exact, engine.info.exact_reason
+        num_before = num_exchanged(engine) if tp > 1 else 0
         yield engine
+        assert tp == 1 or num_exchanged(engine) - num_before > 1000
         assert engine.metrics.num_failed_steps == 0
     finally:
         engine.shutdown()
+
+
+def num_exchanged(engine: Engine) -> int:
+    """How many exchanges there were through symmetric memory."""
+    assert engine._ranks is not None
+    symmetric = engine._ranks.group.symmetric
+    assert symmetric is not None, "the log says why ranks do without"
+    return int(symmetric._inbox.counts_P[0])
 
 
 def answers(engine: Engine, *, captures: bool) -> tuple[Answers, Answers]:
@@ -132,3 +154,90 @@ def test_two_ranks_give_the_same_from_graphs_and_without(tmp_path: Path) -> None
     (captured, together), plain = found
     assert captured == together
     assert plain == (captured, captured)
+
+
+SIZES_OF_SUMS = (1, 3, 64, 100, 1000, 4096, 5 * 4096, 40_000, MOST_BYTES // 2 // 4)
+LARGER = MOST_BYTES // 2 // 4 + 64
+
+
+def test_sums_through_symmetric_memory_have_the_bits_of_a_tree(tmp_path: Path) -> None:
+    """In graphs and without them, in any order, while ranks are late at random."""
+    place = str(tmp_path / "store")
+    other = multiprocessing.get_context("spawn").Process(target=_second_rank, args=(place,))
+    other.start()
+    try:
+        assert num_wrong(0, place) == 0
+        other.join()
+        assert other.exitcode == 0
+    finally:
+        other.kill()
+
+
+def _second_rank(place: str) -> None:
+    os._exit(min(num_wrong(1, place), 1))  # NCCL would wait for the first rank
+
+
+def num_wrong(rank: int, place: str) -> int:
+    """Exchange some thousand times as a rank of two, and return how many numbers were wrong."""
+    device = torch.device("cuda", rank)
+    with torch.cuda.device(device), torch.inference_mode():
+        group = meet(Meeting(rank, 2, place, timeout_seconds=60.0), device)
+        assert group.symmetric is not None, "the log says why not"
+        wrong = torch.zeros((), dtype=torch.int64, device=device)
+        common, own = random.Random(0), random.Random(1 + rank)
+        graphs = []
+        for sizes in ((4096,) * 32, (3 * 4096, 1000, 40_000, LARGER) * 4, (64, 5 * 4096) * 8):
+            held = [numbers(size, i, device) for i, size in enumerate(sizes)]
+
+            def stage(held: list[torch.Tensor] = held) -> None:
+                for parts_N in held:
+                    parts_N.mul_(1.001)
+                    _exchange(group, parts_N, wrong)
+
+            stage()
+            torch.cuda.synchronize()
+            graphs.append(recorded(stage, torch.cuda.graph_pool_handle())[0])
+        for i in range(600):
+            torch.cuda._sleep(own.choice((0, 1_000, 20_000, 100_000)))
+            if common.random() < 0.3:
+                common.choice(graphs).replay()
+            else:
+                _exchange(group, numbers(common.choice((*SIZES_OF_SUMS, LARGER)), i, device), wrong)
+        return int(wrong)
+
+
+def numbers(size: int, seed: int, device: torch.device) -> torch.Tensor:
+    """The parts of both ranks, which each of them knows."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn((2, size), generator=generator, device=device) * 100
+
+
+def _exchange(group: Group, parts_N: torch.Tensor, wrong: torch.Tensor) -> None:
+    """Add the parts of both ranks, and gather them; count what differs."""
+    own, expected = parts_N[group.rank], parts_N[0] + parts_N[1]
+    wrong.add_((group.summed(own).view(torch.int32) != expected.view(torch.int32)).sum())
+    wrong.add_((group.all_gather(own).view(torch.int32) != parts_N.view(torch.int32)).sum())
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_killed_rank_ends_the_engine(tmp_path: Path, captures: bool) -> None:
+    """Also while the first rank waits for it in a graph."""
+    directory = save_model(make_model("qwen3", **SIZES), tmp_path / "model")
+    engine = new_engine(directory, tp=2, captures=captures, exact=False)
+    try:
+        assert num_exchanged(engine) > 0
+        for request in requests():
+            engine.add(request)
+        for _ in range(20):
+            engine.step()
+        assert engine.has_work() and engine._ranks is not None
+        os.kill(engine._ranks.process_ids[0], signal.SIGKILL)
+        with pytest.raises(GroupLost):
+            _run_to_the_end(engine)
+    finally:
+        engine.shutdown()
+
+
+def _run_to_the_end(engine: Engine) -> None:
+    while engine.has_work():
+        engine.step()

@@ -22,7 +22,6 @@ from eyas.layers.mlp import GatedMlp
 from eyas.ops.add_norm import summed
 from eyas.ops.apply_experts import by_expert
 from eyas.ops.gate import Activation
-from eyas.ops.tree_sum import tree_sum
 from eyas.parallel.cut import Cut, Parameter
 from eyas.parallel.shard import Shard
 
@@ -168,7 +167,7 @@ class DividedExperts:
         """Return the results, of the parts that ranks have computed."""
         group, size = self._shard.group, self._shard.size
         if group is None or not self._shard.by_expert:
-            return tree_sum(self._shard.gathered(partial_KTD))
+            return self._shard.summed(partial_KTD)
         return chosen(group.all_gather(partial_KTD), experts_KT * size // self._spec.num_experts)
 
 

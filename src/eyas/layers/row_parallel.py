@@ -87,7 +87,7 @@ class RowParallelLinear:
 
     def parts(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Return the whole sum as the caller adds it: [T, O] in x's dtype, or float32 [1, T, O]."""
-        sum_TO = self.with_bias(tree_sum(self._shard.gathered(self.partial(x_TI))))
+        sum_TO = self.with_bias(self._shard.summed(self.partial(x_TI)))
         return sum_TO if sum_TO.dtype == x_TI.dtype else sum_TO.unsqueeze(0)
 
 

@@ -19,7 +19,6 @@ from eyas.layers.layouts import Layouts, common
 from eyas.layers.mlp import set_apart
 from eyas.ops.apply_experts import apply_experts
 from eyas.ops.gate import Activation
-from eyas.ops.tree_sum import tree_sum
 from eyas.parallel.cut import Cut, Parameter, Rows, held
 from eyas.parallel.shard import Shard
 
@@ -146,7 +145,7 @@ class StackedExperts:
     ) -> torch.Tensor:
         shard = self._shard
         if not shard.by_expert:
-            return tree_sum(shard.gathered(self._apply(x_TD, experts_TK, weights_TK)))
+            return shard.summed(self._apply(x_TD, experts_TK, weights_TK))
         ((first, stop),) = self._held.ranges
         is_held_TK = (experts_TK >= first) & (experts_TK < stop)
         here_TK = torch.where(is_held_TK, experts_TK - first, -1)

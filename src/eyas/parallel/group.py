@@ -20,8 +20,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
+from eyas.ops.tree_sum import tree_sum
 from eyas.parallel.addresses import Address, listen, own_address
 from eyas.parallel.lost import GroupLost
+from eyas.parallel.symmetric import Symmetric, open_symmetric
 
 FRAME = 1024
 """Bytes of the first part of a message; longer ones have a second part."""
@@ -89,7 +91,8 @@ class Group:
     """The ranks of one engine.
 
     messages: carries messages, between hosts. exchanges: carries tensors, of the devices on which the
-    ranks compute. is_on_gpu: these are GPUs.
+    ranks compute. is_on_gpu: these are GPUs. symmetric: carries the smaller tensors of GPUs, if it is
+    not None.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Group:
         self._messages = messages
         self._exchanges = exchanges
         self.is_on_gpu = is_on_gpu
+        self.symmetric: Symmetric | None = None
         self._reason: str | None = None
 
     @property
@@ -124,21 +128,34 @@ class Group:
         Can run in any thread. A CPU's exchanges end by themselves.
         """
         self.give_up(reason)
+        if self.symmetric is not None:
+            self.symmetric.stop()
         if self.is_on_gpu:
             self._exchanges.abort()
 
     def check(self) -> None:
         """Raise GroupLost if the group is lost."""
+        if self.symmetric is not None and (reason := self.symmetric.reason) is not None:
+            self.give_up(reason)
         if self._reason is not None:
             raise GroupLost(f"the group of {self.size} ranks is lost: {self._reason}")
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks [N, ...], which have one shape and type."""
+        if (symmetric := self._through(x)) is not None:
+            return symmetric.all_gather(x)
         x = x.contiguous()
         gathered = x.new_empty((self.size, *x.shape))
         options = _options(AllgatherOptions)
         self._run(lambda: self._exchanges._allgather_base(gathered.flatten(), x.flatten(), options))
         return gathered
+
+    def summed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the tensors of all ranks, which have one shape and type, in the order of
+        `ops.tree_sum`."""
+        if x.dtype == torch.float32 and (symmetric := self._through(x)) is not None:
+            return symmetric.summed(x)
+        return tree_sum(self.all_gather(x))
 
     def all_to_all(
         self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]
@@ -157,6 +174,9 @@ class Group:
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
         """Return the tensors of all ranks [N, ...] on rank 0, and None elsewhere."""
+        if (symmetric := self._through(x)) is not None:
+            gathered = symmetric.all_gather(x)
+            return None if self.rank else gathered
         x = x.contiguous()
         options = _options(dist.GatherOptions)
         if self.rank:
@@ -208,6 +228,13 @@ class Group:
             assert work is not None, "messages are exchanged between hosts"
             work.wait()
 
+    def _through(self, x: torch.Tensor) -> Symmetric | None:
+        """Return the symmetric memory, if a tensor of this shape and type is exchanged through it."""
+        if self.symmetric is None or not self.symmetric.carries(x):
+            return None
+        self.check()
+        return self.symmetric
+
     def _run(self, begin: Callable[[], dist.Work | None]) -> None:
         self.check()
         try:
@@ -251,7 +278,16 @@ def meet(meeting: Meeting, device: torch.device) -> Group:
             f"rank {rank} of {size} did not meet the others at {meeting.place}: "
             f"{_first_sentence(error)}"
         ) from error
-    return Group(rank, size, messages, exchanges, is_on_gpu=device.type != "cpu")
+    group = Group(rank, size, messages, exchanges, is_on_gpu=device.type != "cpu")
+    if group.is_on_gpu:
+        group.symmetric = open_symmetric(
+            group,
+            dist.PrefixStore("symmetric", store),
+            device,
+            is_local=meeting.is_local,
+            most_seconds=meeting.timeout_seconds,
+        )
+    return group
 
 
 def _agree(store: dist.Store, meeting: Meeting, device: torch.device) -> None:

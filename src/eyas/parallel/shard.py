@@ -78,6 +78,10 @@ class Shard:
         """Return the tensors of all ranks [N, ...], on every rank."""
         return part.unsqueeze(0) if self.group is None else self.group.all_gather(part)
 
+    def summed(self, part: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the tensors of all ranks in the order of `ops.tree_sum`, on every rank."""
+        return part if self.group is None else self.group.summed(part)
+
 
 WHOLE = Shard()
 """One rank."""
