@@ -16,7 +16,6 @@ import torch
 
 from eyas.engine.engine import Engine
 from eyas.runner.graphs import MAX_GRAPHS, Stages, StepGraphs
-from eyas.runner.step_inputs import StepSizes
 from eyas.transfer import HostCopy, Outbox
 
 SPOILT = 3
@@ -77,10 +76,10 @@ class UnkindGraphs(StepGraphs):
         self.num_with_prompts += read is not None
         return super().of(shape, read)
 
-    def send_inputs(self, sizes: StepSizes, packed: np.ndarray) -> None:
+    def send_inputs(self, num: int, width: int, packed: np.ndarray) -> None:
         """A device's inputs were made where stages run, and may not be written to elsewhere."""
         assert torch.is_inference_mode_enabled()
-        super().send_inputs(sizes, packed)
+        super().send_inputs(num, width, packed)
 
     def _record(self, name: Hashable, stage: Callable[[], Any]) -> tuple[Any, Any]:
         result, again = stage(), stage()

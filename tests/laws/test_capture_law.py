@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from eyas import LLM
-from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
+from eyas.config import CacheConfig, DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.core import Request, SamplingParams
 from eyas.dialect import Wanted
 from eyas.draft import RootDrafter, network
@@ -189,3 +189,30 @@ def test_steps_from_graphs_choose_what_others_choose(
         assert most < 100 or kept.num_with_prompts
         if drafter != "root":
             assert llm.engine.stats().num_accepted_tokens > 0
+
+
+def test_drafts_after_prompts_from_graphs_are_those_of_others(
+    request: pytest.FixtureRequest,
+) -> None:
+    """Prompts of several sizes beside as many sequences: each has its own seats and slots."""
+    config = EngineConfig(
+        device=DeviceConfig(num_threads=1),
+        draft=DRAFTING["chain"],
+        cache=CacheConfig(prefix_cache=False),
+        scheduler=SchedulerConfig(flights=1, max_num_seqs=3),
+    )
+    chats = [
+        [{"role": "user", "content": " ".join(f"{i} boats," for i in range(count, 2 * count))}]
+        for count in (2, 40, 7, 25, 60, 3)
+    ]
+    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=5) for i in range(len(chats))]
+    with LLM(config=config) as llm:
+        expected = [output.token_ids for output in llm.chat(chats, params)]
+        request.getfixturevalue("plumbing_of_a_device")
+        kept = make_unkind(llm.engine)
+        assert [output.token_ids for output in llm.chat(chats, params)] == expected
+        alone = zip(chats, params, strict=True)
+        assert [llm.chat([chat], [one])[0].token_ids for chat, one in alone] == expected
+        llm.engine.check()
+        assert llm.engine.metrics.num_failed_steps == 0
+        assert kept.num_with_prompts > 9

@@ -24,7 +24,6 @@ from eyas.draft_tree import DraftTree
 from eyas.ops.table import TableSequences
 from eyas.runner.graphs import Stages, StepGraphs
 from eyas.runner.step_inputs import (
-    PackedInputs,
     StepSizes,
     bucket_of,
     length_of,
@@ -85,8 +84,8 @@ class Batch:
     sequences, at their roots; None if no sequence is constrained or no drafter reads them. stages:
     CUDA graphs of the step, or None; with them B is a bucket, whose last rows are in the table's
     padding seat, and every tensor of the batch is static.
-    chunk_seats_C, runs_C3: the prompt chunks (`attention.base.PromptChunks`), which have
-    num_prompt_rows rows. prompt_stages: CUDA
+    chunks_C4: the prompt chunks, which have num_prompt_rows rows: seat, first row among those, first
+    position and number of rows. prompt_stages: CUDA
     graphs of the stages that read prompt chunks, or None; with them the chunks are static too, and one
     of them is in the padding seat. names: of the stages that have run.
     """
@@ -103,8 +102,7 @@ class Batch:
     seats_B: torch.Tensor
     roots_B: torch.Tensor
     node_slots_BW: torch.Tensor
-    chunk_seats_C: torch.Tensor
-    runs_C3: torch.Tensor
+    chunks_C4: torch.Tensor
     num_prompt_rows: int
     prompt_stages: Stages | None
     names: set[Hashable] = field(default_factory=set)
@@ -222,9 +220,10 @@ class PlannedBatch:
         self._sizes = StepSizes(num, width, num_prompt_rows, len(self._chunks))
         if graphs is not None and num and params.is_capturable:
             self._choose_graphs(graphs, most_prompt_rows, at_once=captures_at_once)
-        self._packed = self._pack()
+        self._packed, self._chunks_C4 = self._pack(), self._pack_chunks()
         if self._graphs is not None:
-            self._graphs.send_inputs(self._sizes, self._packed)
+            sizes = self._sizes
+            self._graphs.send_inputs(sizes.num_sequences, sizes.width, self._packed)
 
     def _choose_graphs(self, graphs: StepGraphs, most_prompt_rows: int, *, at_once: bool) -> None:
         """Decide whether the step runs from graphs, and take the sizes of these."""
@@ -251,62 +250,68 @@ class PlannedBatch:
         return not any(s.wants_context_logits or s.snapshot is not None for s in self._chunks)
 
     def _pack(self) -> np.ndarray:
-        """Return the seats of all rows, the slots of their nodes, and seats and runs of the chunks."""
-        sizes, padding_seat = self._sizes, self._table.padding_seat
-        num_rows, width = sizes.num_sequences, sizes.width
-        packed = np.full(sizes.num_numbers, NULL_SLOT, dtype=np.int64)
-        packed[:num_rows] = padding_seat
+        """Return the seats of all sequences with a tree, followed by the slots of their nodes."""
+        num_rows, width = self._sizes.num_sequences, self._sizes.width
+        packed = np.full(num_rows * (1 + width), NULL_SLOT, dtype=np.int64)
+        packed[:num_rows] = self._table.padding_seat
         for b, span in enumerate(self._rooted):
             first = num_rows + b * width
             assert span.node_slots is not None
             packed[b] = span.seat
             packed[first : first + width] = span.node_slots
-        if not sizes.num_chunks:
-            return packed
-        seats = packed[num_rows * (1 + width) :][: sizes.num_chunks]
-        runs_C3 = packed[num_rows * (1 + width) + sizes.num_chunks :].reshape(-1, 3)
-        seats[:], row = padding_seat, 0
-        for number, span in enumerate(self._chunks):
-            seats[number] = span.seat
-            runs_C3[number] = row, span.context_start, span.context_count
-            row += span.context_count
-        runs_C3[len(self._chunks) :, 0] = sizes.num_prompt_rows
-        if missing := sizes.num_prompt_rows - row:
-            runs_C3[len(self._chunks)] = row, 0, missing
         return packed
+
+    def _pack_chunks(self) -> np.ndarray:
+        """Return the numbers of the prompt chunks (`Batch.chunks_C4`). The chunk behind the own ones
+        has the rows of padding, if there are any, and those behind it have none."""
+        sizes = self._sizes
+        chunks_C4 = np.zeros((sizes.num_chunks, 4), dtype=np.int64)
+        chunks_C4[:, 0], chunks_C4[:, 1] = self._table.padding_seat, sizes.num_prompt_rows
+        row = 0
+        for number, span in enumerate(self._chunks):
+            chunks_C4[number] = span.seat, row, span.context_start, span.context_count
+            row += span.context_count
+        if missing := sizes.num_prompt_rows - row:
+            chunks_C4[len(self._chunks), 1:] = row, 0, missing
+        return chunks_C4
 
     def begin(self, automata: Sequence[Automaton | None] | None = None) -> Batch:
         """Return the batch, on the device."""
-        sizes, table, params = self._sizes, self._table, self._params
+        sizes, table, params, graphs = self._sizes, self._table, self._params, self._graphs
+        num_rows, width = sizes.num_sequences, sizes.width
         stages = prompt_stages = None
-        if self._graphs is None:
-            parts = PackedInputs.of(send(self._packed, table.device), sizes)
-            roots_B = table.lengths_A[parts.seats_B] - 1
+        if graphs is None:
+            packed_X = send(self._packed, table.device)
+            seats_B = packed_X[:num_rows]
+            node_slots_BW = packed_X[num_rows:].view(num_rows, width)
+            roots_B = table.lengths_A[seats_B] - 1
         else:
-            inputs = self._graphs.take_inputs(sizes, self._packed, table.lengths_A)
-            parts, roots_B = inputs.parts, inputs.roots_B
-            params = self._graphs.params(sizes.num_sequences, params)
-            shape = sizes.num_sequences, sizes.width, self._max_length
-            stages = self._graphs.of(shape)
+            inputs = graphs.take_inputs(num_rows, width, self._packed, table.lengths_A)
+            seats_B, roots_B = inputs.seats_B, inputs.roots_B
+            node_slots_BW = inputs.node_slots_BW
+            params = graphs.params(num_rows, params)
+            stages = graphs.of((num_rows, width, self._max_length))
             stages.is_prepared |= self._is_prepared
-            if self._captures_prompts:
-                prompt_stages = self._graphs.of((sizes, self._max_length), stages)
-                prompt_stages.is_prepared |= self._is_prepared
+        if graphs is not None and self._captures_prompts:
+            chunks_C4 = graphs.to_static_array("prompt chunks", self._chunks_C4)
+            prompt_stages = graphs.of((sizes, self._max_length), stages)
+            prompt_stages.is_prepared |= self._is_prepared
+        else:
+            chunks_C4 = send(self._chunks_C4, table.device)
         return Batch(
             table=table,
             spans=self._spans,
             rooted=self._rooted,
             params=params,
-            width=sizes.width,
+            width=width,
             levels=self._levels,
             max_length=self._max_length,
             automata=automata,
             stages=stages,
-            seats_B=parts.seats_B,
+            seats_B=seats_B,
             roots_B=roots_B,
-            node_slots_BW=parts.node_slots_BW,
-            chunk_seats_C=parts.chunk_seats_C,
-            runs_C3=parts.runs_C3,
+            node_slots_BW=node_slots_BW,
+            chunks_C4=chunks_C4,
             num_prompt_rows=sizes.num_prompt_rows,
             prompt_stages=prompt_stages,
         )

@@ -38,7 +38,7 @@ import torch
 
 from eyas.draft_tree import DraftTree
 from eyas.ops.capture import restoring_generator
-from eyas.runner.step_inputs import StepInputs, StepSizes
+from eyas.runner.step_inputs import StepInputs
 from eyas.sampling.params import BatchParams
 from eyas.transfer import Inbox, refill, send
 
@@ -202,7 +202,7 @@ class StepGraphs:
         self._announcer = announcer
         self._shapes: OrderedDict[Hashable, Stages] = OrderedDict()
         self._own = self.new_stages()
-        self._inputs: dict[StepSizes, StepInputs] = {}
+        self._inputs: dict[tuple[int, int], StepInputs] = {}
         self._params: dict[Hashable, tuple[BatchParams, object]] = {}
         self._held: dict[Hashable, DraftTree] = {}
         self._arrays: dict[Hashable, torch.Tensor] = {}
@@ -246,27 +246,27 @@ class StepGraphs:
             _, dropped = self._shapes.popitem(last=False)
             num_kept -= len(dropped)
 
-    def send_inputs(self, sizes: StepSizes, packed: np.ndarray) -> None:
-        """Stage the inputs of a step of these sizes, concurrently with running work."""
-        inputs = self._inputs.get(sizes)
+    def send_inputs(self, num: int, width: int, packed: np.ndarray) -> None:
+        """Stage the inputs of a step of this shape, concurrently with running work."""
+        inputs = self._inputs.get((num, width))
         if inputs is None:
-            inputs = self._inputs[sizes] = StepInputs.empty(sizes, self._device)
+            inputs = self._inputs[num, width] = StepInputs.empty(num, width, self._device)
             inputs.taken = self._inbox.mark()
         with self._inbox.arriving(after=inputs.taken):
             refill(inputs.staged, packed)
         inputs.staged_from = packed
 
     def take_inputs(
-        self, sizes: StepSizes, packed: np.ndarray, lengths_A: torch.Tensor
+        self, num: int, width: int, packed: np.ndarray, lengths_A: torch.Tensor
     ) -> StepInputs:
-        """Return the inputs of steps of these sizes, filled with `packed`.
+        """Return the inputs of steps of this shape, filled with `packed`.
 
         They are sent again if another step's inputs were staged since. `lengths_A`: static tensor.
         """
-        inputs = self._inputs[sizes]
+        inputs = self._inputs[num, width]
         if inputs.staged_from is not packed:
-            self.send_inputs(sizes, packed)
-        self._own.run("inputs", sizes, lambda: inputs.take(lengths_A))
+            self.send_inputs(num, width, packed)
+        self._own.run("inputs", (num, width), lambda: inputs.take(lengths_A))
         inputs.taken, inputs.staged_from = self._inbox.mark(), None
         return inputs
 

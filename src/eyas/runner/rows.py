@@ -92,14 +92,13 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
         row += count
     seats_B, chunks = batch.seats_B, None
     if batch.stores_context:
-        num_prompt_rows = batch.num_prompt_rows
-        prompts = prompt_rows(
-            batch.chunk_seats_C, batch.runs_C3, num_prompt_rows, table.tokens_AC, table.slots_AC
-        )
+        num_prompt_rows, seats_C = batch.num_prompt_rows, batch.chunks_C4[:, 0]
+        runs_C3 = batch.chunks_C4[:, 1:]
+        prompts = prompt_rows(seats_C, runs_C3, num_prompt_rows, table.tokens_AC, table.slots_AC)
         rows = [torch.cat(pair) for pair in zip(rows, prompts, strict=True)]
-        seats_B = torch.cat([seats_B, batch.chunk_seats_C])
+        seats_B = torch.cat([seats_B, seats_C])
         if batch.prompt_stages is not None:  # the host's runs are those of this step alone
-            chunks, runs = PromptChunks(batch.runs_C3, num_node_rows, num_prompt_rows), []
+            chunks, runs = PromptChunks(runs_C3, num_node_rows, num_prompt_rows), []
     tokens_T, positions_T, write_slots_T = rows
     grid = NodeGrid(nodes.grid_BW, nodes.slots_BW, batch.roots_B, tree.branch_parents)
     layout = AttentionLayout(

@@ -1,15 +1,13 @@
-"""What the host writes for a step: seats, slots of nodes and prompt chunks, and the sizes of these.
+"""What the host writes for a step at fixed addresses, and the sizes of steps that share a CUDA graph.
 
-Promises: steps that run from CUDA graphs have few sizes. All numbers of a step travel in one copy.
 Does not know: what a step computes.
 
-Legend: B sequences with a tree, W nodes of a tree, C prompt chunks, A seats.
+Legend: B sequences with a tree, W nodes of a tree, A seats.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,62 +23,43 @@ FEWEST_CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Sizes of a step's inputs. num_prompt_rows: rows of all chunks."""
+    """Sizes of a step. num_prompt_rows: rows of all prompt chunks."""
 
     num_sequences: int
     width: int
     num_prompt_rows: int = 0
     num_chunks: int = 0
 
-    @property
-    def num_numbers(self) -> int:
-        """How many numbers the host writes."""
-        return self.num_sequences * (1 + self.width) + 4 * self.num_chunks
-
-
-class PackedInputs(NamedTuple):
-    """The numbers of a step. runs_C3: as in `attention.base.PromptChunks`."""
-
-    seats_B: torch.Tensor
-    node_slots_BW: torch.Tensor
-    chunk_seats_C: torch.Tensor
-    runs_C3: torch.Tensor
-
-    @classmethod
-    def of(cls, packed: torch.Tensor, sizes: StepSizes) -> PackedInputs:
-        """Return the parts of `packed`, int64 [sizes.num_numbers]."""
-        num, width, chunks = sizes.num_sequences, sizes.width, sizes.num_chunks
-        seats_B, nodes, chunk_seats_C, runs = packed.split((num, num * width, chunks, 3 * chunks))
-        return cls(seats_B, nodes.view(num, width), chunk_seats_C, runs.view(chunks, 3))
-
 
 @dataclass(slots=True, eq=False)
 class StepInputs:
-    """The numbers of a step at fixed addresses.
+    """The seats and node slots of a step at fixed addresses.
 
     staged: the inputs of the next step, sent from staged_from. packed: the inputs of the current step,
-    whose parts are `parts`. roots_B: positions of the roots. taken: recorded once `staged` is copied to
-    `packed`.
+    whose views seats_B and node_slots_BW are. roots_B: positions of the roots. taken: recorded once
+    `staged` is copied to `packed`.
     """
 
     staged: torch.Tensor
     packed: torch.Tensor
-    parts: PackedInputs
+    seats_B: torch.Tensor
+    node_slots_BW: torch.Tensor
     roots_B: torch.Tensor
     taken: torch.cuda.Event | None = None
     staged_from: np.ndarray | None = None
 
     @classmethod
-    def empty(cls, sizes: StepSizes, device: torch.device) -> StepInputs:
-        packed = torch.zeros(sizes.num_numbers, dtype=torch.int64, device=device)
-        roots_B = torch.zeros(sizes.num_sequences, dtype=torch.int64, device=device)
-        return cls(torch.zeros_like(packed), packed, PackedInputs.of(packed, sizes), roots_B)
+    def empty(cls, num: int, width: int, device: torch.device) -> StepInputs:
+        packed = torch.zeros(num * (1 + width), dtype=torch.int64, device=device)
+        roots_B = torch.zeros(num, dtype=torch.int64, device=device)
+        parts = packed[:num], packed[num:].view(num, width)
+        return cls(torch.zeros_like(packed), packed, *parts, roots_B)
 
     def take(self, lengths_A: torch.Tensor) -> None:
         """Copy the staged inputs to the step's, and set the roots to the last position of each
         sequence."""
         self.packed.copy_(self.staged)
-        torch.index_select(lengths_A, 0, self.parts.seats_B, out=self.roots_B)
+        torch.index_select(lengths_A, 0, self.seats_B, out=self.roots_B)
         self.roots_B.sub_(1)
 
 
