@@ -11,10 +11,12 @@ Legend: T rows, N query heads, H head dim, B sequences, W tree nodes, X tiles.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from eyas.attention.base import Attend, AttentionLayout, NodeGrid
+from eyas.attention.copied_prompts import CopiedPrompts, is_worth_copying, takes
 from eyas.attention.plan import Plan
 from eyas.attention.triton_compressed import EntryPlan, entry_shapes
 from eyas.cache.kv import KVStore
@@ -55,9 +57,12 @@ class TritonAttention:
             for store in kv.stores
             if isinstance(store, LayerStore) and store not in self.entries
         ]
-        self.shapes = {store: _shape(store, itemsize) for store in dict.fromkeys(self.stores)}
+        self.shapes = {store: shape_of(store, itemsize) for store in dict.fromkeys(self.stores)}
         self.heights = {store: _fitting(shape, heights) for store, shape in self.shapes.items()}
         self.tiles = {store: prompt_tiles(shape, itemsize) for store, shape in self.shapes.items()}
+        self.may_copy = {
+            store for store, shape in self.shapes.items() if takes(shape, kv.dtype, kv.device)
+        }
 
     def plan(self, layout: AttentionLayout, write_slots_T: torch.Tensor) -> Attend:
         """Plan the nodes; the tiles of prompts are made when a layer first needs them."""
@@ -77,7 +82,8 @@ def _power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _shape(store: LayerStore, itemsize: int) -> HeadShape:
+def shape_of(store: LayerStore, itemsize: int) -> HeadShape:
+    """Return what attention of a layer is compiled for. itemsize: of queries."""
     return HeadShape.of(
         store.num_query_heads,
         store.num_kv_heads,
@@ -117,6 +123,7 @@ class _Plan(Plan):
             self._num_node_rows = 0
             self._stop = self._stop if runs else 0
         self._tiles: dict[int, torch.Tensor] = {}
+        self._copied: dict[HeadShape, CopiedPrompts | None] = {}
         self._entry_plan: EntryPlan | None = None
 
     def __call__(
@@ -153,22 +160,21 @@ class _Plan(Plan):
                 pdl=pdl,
             )
         if layout.contexts:
-            tiles = backend.tiles[store]
-            attend_prompts(
-                q_TNH,
-                kv_S2GH,
-                out_TNH,
-                self._prompt_tiles(tiles.height // shape.per_kv),
-                layout.seats_B,
-                layout.slots_AC,
-                shape,
-                tiles,
-                sinks_N=sinks_N,
-                key_scale=scales.key,
-                value_scale=scales.value,
-                window_slots_S=window_slots_S,
-                pdl=pdl,
-            )
+            how: dict[str, Any] = {
+                "sinks_N": sinks_N,
+                "key_scale": scales.key,
+                "value_scale": scales.value,
+                "window_slots_S": window_slots_S,
+                "pdl": pdl,
+            }
+            copied = self._copied_prompts(store, shape)
+            if copied is not None:
+                copied.attend(q_TNH, kv_S2GH, out_TNH, shape, **how)
+            else:
+                tiles = backend.tiles[store]
+                tiles_X4 = self._prompt_tiles(tiles.height // shape.per_kv)
+                places = (layout.seats_B, layout.slots_AC)
+                attend_prompts(q_TNH, kv_S2GH, out_TNH, tiles_X4, *places, shape, tiles, **how)
         if self._stop < len(out_TNH):
             out_TNH[self._stop :].zero_()
         return out_TNH
@@ -228,6 +234,16 @@ class _Plan(Plan):
             states=torch.empty(partials * heads * 2, **scratch),
             values=torch.empty(partials * size, **scratch),
         )
+
+    def _copied_prompts(self, store: LayerStore, shape: HeadShape) -> CopiedPrompts | None:
+        """Return the prompt chunks over copies; None if nothing is copied for layers of this kind."""
+        if shape not in self._copied:
+            contexts, itemsize = self._layout.contexts, self._backend.kv.dtype.itemsize
+            is_copied = store in self._backend.may_copy and is_worth_copying(
+                contexts, shape, itemsize
+            )
+            self._copied[shape] = CopiedPrompts.of(self._layout, shape) if is_copied else None
+        return self._copied[shape]
 
     def _prompt_tiles(self, queries: int) -> torch.Tensor:
         """Return [X, 4] the tiles of the prompt chunks, `queries` positions high."""
