@@ -316,17 +316,20 @@ def prompts(rows: list[dict[str, Any]], sweep: bool, store: LayerStore) -> None:
     expected = reference(part)
     widths = store.head_dim + store.output_dim
     operations = 8192 * 8193 / 2 * store.num_query_heads * widths * 2
-    (usual,) = TritonAttention(case.kv).tiles.values()
-    tiles = [usual]
+    backend = TritonAttention(case.kv)
+    tiles = list(backend.tiles.values())
     if sweep and store.value_dim is not None:
         tiles += [PromptTiles(16, 4, 1), PromptTiles(32, 8, 1)]
     elif sweep:
         tiles += [PromptTiles(128, 8, 1), PromptTiles(64, 8, 2), PromptTiles(64, 4, 1)]
-    for each in tiles:
-        row: dict[str, Any] = {"case": "prompt 8k", "tiles": str(each)}
+    for each in [*tiles, *([None] if backend.may_copy else [])]:
+        name = "over copies" if each is None else f"{each.height}/{each.num_warps}/{each.stages}"
+        row: dict[str, Any] = {"case": "prompt 8k", "tiles": name if each is None else str(each)}
         for one in (part, case):
             attention = TritonAttention(one.kv, pdl=True)
-            attention.tiles = dict.fromkeys(attention.tiles, each)
+            if each is not None:
+                attention.may_copy = set()
+                attention.tiles = dict.fromkeys(attention.tiles, each)
             if one is part:
                 plan = attention.plan(one.layout, one.write_slots_T)
                 row["error"] = error(plan(0, one.q_TNH), expected)
@@ -335,7 +338,7 @@ def prompts(rows: list[dict[str, Any]], sweep: bool, store: LayerStore) -> None:
         row["tflop_s"] = operations / row["us"] / 1e6
         rows.append(row)
         print(
-            f"prompt 8k {each.height}/{each.num_warps}/{each.stages} {row['us']:8.1f} us "
+            f"prompt 8k {name} {row['us']:8.1f} us "
             f"{row['tflop_s']:4.0f} TFLOP/s error {row['error']:.1e}"
         )
 

@@ -44,6 +44,8 @@ OWN_FILES = {
     "attention_entries": ATTENTION,
     "attention_merge": ATTENTION,
     "attention_prefill": ATTENTION,
+    "attention_warpgroups": ATTENTION,
+    "copies": ATTENTION,
     "entries": ATTENTION,
     "indexer": ATTENTION,
     "softmax": ATTENTION,

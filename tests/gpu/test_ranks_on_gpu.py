@@ -185,9 +185,10 @@ def num_wrong(rank: int, place: str) -> int:
         assert group.symmetric is not None, "the log says why not"
         wrong = torch.zeros((), dtype=torch.int64, device=device)
         common, own = random.Random(0), random.Random(1 + rank)
-        graphs = []
+        graphs, kept = [], []
         for sizes in ((4096,) * 32, (3 * 4096, 1000, 40_000, LARGER) * 4, (64, 5 * 4096) * 8):
             held = [numbers(size, i, device) for i, size in enumerate(sizes)]
+            kept.append(held)  # replays read and write it
 
             def stage(held: list[torch.Tensor] = held) -> None:
                 for parts_N in held:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import torch
 
 from eyas.attention.base import AttentionBackend
 from eyas.attention.reference import ReferenceAttention
 from eyas.cache.kv import KVStore
-from eyas.cache.store import CompressedStore, LayerStore
+from eyas.cache.store import CompressedStore, LayerStore, Store
 from eyas.kernels import usable
 
-__all__ = ["attention_units", "open_attention", "score_bytes"]
+__all__ = ["attention_units", "copied_bytes", "open_attention", "score_bytes"]
 
 
 def open_attention(kv: KVStore) -> AttentionBackend:
@@ -40,3 +43,19 @@ def score_bytes(stores: Sequence[LayerStore]) -> int:
 
     has_indexer = any(isinstance(store, CompressedStore) and store.index_dim for store in stores)
     return 4 * MOST_SCORES if has_indexer else 0
+
+
+def copied_bytes(
+    stores: Sequence[Store], num_positions: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Return the most bytes of the copies of keys and values that prompts read on a device.
+
+    num_positions: of all sequences. dtype: in which the model computes.
+    """
+    from eyas.attention.copied_prompts import MOST_BYTES, takes
+    from eyas.attention.triton import shape_of
+
+    layers = {each for each in stores if type(each) is LayerStore}
+    taken = [each for each in layers if takes(shape_of(each, dtype.itemsize), dtype, device)]
+    widest = max((math.prod(each.slot_shape) for each in taken), default=0)
+    return min(MOST_BYTES, num_positions * widest * dtype.itemsize)

@@ -2,7 +2,8 @@
 
 Promises: a row's bits depend on its own prefix alone: prompt rows, plain tokens, chains and trees
 agree. What layers share is prepared once a forward pass, without waiting for the device. A forward
-pass without prompt rows can be captured in a CUDA graph and replayed with other roots.
+pass can be captured in a CUDA graph and replayed with other roots, and with other prompt chunks if they
+are numbers on the device.
 Does not know: models, how kernels reduce.
 
 Legend: T rows, N query heads, H head dim, B sequences, W tree nodes, X tiles.
@@ -11,10 +12,12 @@ Legend: T rows, N query heads, H head dim, B sequences, W tree nodes, X tiles.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from eyas.attention.base import Attend, AttentionLayout, NodeGrid
+from eyas.attention.copied_prompts import CopiedPrompts, is_worth_copying, takes
 from eyas.attention.plan import Plan
 from eyas.attention.triton_compressed import EntryPlan, entry_shapes
 from eyas.cache.kv import KVStore
@@ -56,9 +59,12 @@ class TritonAttention:
             for store in kv.stores
             if isinstance(store, LayerStore) and store not in self.entries
         ]
-        self.shapes = {store: _shape(store, itemsize) for store in dict.fromkeys(self.stores)}
+        self.shapes = {store: shape_of(store, itemsize) for store in dict.fromkeys(self.stores)}
         self.heights = {store: _fitting(shape, heights) for store, shape in self.shapes.items()}
         self.tiles = {store: prompt_tiles(shape, itemsize) for store, shape in self.shapes.items()}
+        self.may_copy = {
+            store for store, shape in self.shapes.items() if takes(shape, kv.dtype, kv.device)
+        }
 
     @property
     def plans_chunks(self) -> bool:
@@ -82,7 +88,8 @@ def _power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _shape(store: LayerStore, itemsize: int) -> HeadShape:
+def shape_of(store: LayerStore, itemsize: int) -> HeadShape:
+    """Return what attention of a layer is compiled for. itemsize: of queries."""
     return HeadShape.of(
         store.num_query_heads,
         store.num_kv_heads,
@@ -121,6 +128,7 @@ class _Plan(Plan):
             self._num_node_rows = 0
             self._stop = 0 if prompts is None else self._stop
         self._tiles: dict[int, torch.Tensor] = {}
+        self._copied: dict[HeadShape, CopiedPrompts | None] = {}
         self._entry_plan: EntryPlan | None = None
 
     def __call__(
@@ -157,22 +165,21 @@ class _Plan(Plan):
                 pdl=pdl,
             )
         if layout.prompt_rows is not None:
-            tiles = backend.tiles[store]
-            attend_prompts(
-                q_TNH,
-                kv_S2GH,
-                out_TNH,
-                self._prompt_tiles(tiles.height // shape.per_kv),
-                layout.seats_B,
-                layout.slots_AC,
-                shape,
-                tiles,
-                sinks_N=sinks_N,
-                key_scale=scales.key,
-                value_scale=scales.value,
-                window_slots_S=window_slots_S,
-                pdl=pdl,
-            )
+            how: dict[str, Any] = {
+                "sinks_N": sinks_N,
+                "key_scale": scales.key,
+                "value_scale": scales.value,
+                "window_slots_S": window_slots_S,
+                "pdl": pdl,
+            }
+            copied = self._copied_prompts(store, shape)
+            if copied is not None:
+                copied.attend(q_TNH, kv_S2GH, out_TNH, shape, **how)
+            else:
+                tiles = backend.tiles[store]
+                tiles_X4 = self._prompt_tiles(tiles.height // shape.per_kv)
+                places = (layout.seats_B, layout.slots_AC)
+                attend_prompts(q_TNH, kv_S2GH, out_TNH, tiles_X4, *places, shape, tiles, **how)
         if self._stop < len(out_TNH):
             out_TNH[self._stop :].zero_()
         return out_TNH
@@ -232,6 +239,16 @@ class _Plan(Plan):
             states=torch.empty(partials * heads * 2, **scratch),
             values=torch.empty(partials * size, **scratch),
         )
+
+    def _copied_prompts(self, store: LayerStore, shape: HeadShape) -> CopiedPrompts | None:
+        """Return the prompt chunks over copies; None if nothing is copied for layers of this kind, or if
+        the device alone knows the chunks, which then have few rows."""
+        if shape not in self._copied:
+            contexts, itemsize = self._layout.contexts, self._backend.kv.dtype.itemsize
+            is_copied = store in self._backend.may_copy and bool(contexts)
+            is_copied = is_copied and is_worth_copying(contexts, shape, itemsize)
+            self._copied[shape] = CopiedPrompts.of(self._layout, shape) if is_copied else None
+        return self._copied[shape]
 
     def _prompt_tiles(self, queries: int) -> torch.Tensor:
         """Return [X, 4] the tiles of the prompt chunks, `queries` positions high."""

@@ -51,7 +51,7 @@ class Symmetric:
     def carries(self, x: torch.Tensor) -> bool:
         """Whether a tensor is exchanged here; depends on its shape and type alone."""
         size = x.numel() * x.element_size()
-        return size % NUMBER_BYTES == 0 and size * self._inbox.size <= MOST_BYTES
+        return size % NUMBER_BYTES == 0 and 0 < size * self._inbox.size <= MOST_BYTES
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks [N, ...], which have one shape and type."""

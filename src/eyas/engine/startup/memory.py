@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import torch
 
-from eyas.attention import attention_units, open_attention, score_bytes
+from eyas.attention import attention_units, copied_bytes, open_attention, score_bytes
 from eyas.cache import KVStore
 from eyas.cache.store import KVScales
 from eyas.config import EngineConfig, StartChoice
@@ -91,6 +91,8 @@ def size_engine(
     if usable(device):
         scratch += step_bytes(spec, config, width, max_length, dtype)
         scratch += exchanged_bytes(config, spec)
+        positions = config.scheduler.num_seats * max_length
+        scratch += copied_bytes(spec.attention_stores, positions, dtype, device)
     states = state_bytes(config, spec, width, dtype)
     num_slots, in_windows, max_length, choices = size_cache(
         config, size, scratch, states, device, max_length, width
