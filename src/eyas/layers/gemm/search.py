@@ -22,7 +22,14 @@ from typing import Any, Protocol
 import torch
 
 from eyas.kernels.ahead import CompileProcesses
-from eyas.kernels.tiles import FLOAT32_TILES, FOLDED_TILES, GROUPED_TILES, PACKED_TILES, TILES
+from eyas.kernels.tiles import (
+    FLOAT32_TILES,
+    FOLDED_TILES,
+    GROUPED_TILES,
+    PACKED_FOLDED_TILES,
+    PACKED_TILES,
+    TILES,
+)
 from eyas.layers.gemm.autotune_cache import AutotuneCache
 from eyas.layers.gemm.variants import (
     BUCKETS,
@@ -178,6 +185,7 @@ def search_on(device: torch.device) -> Search:
         BUCKETS,
         TILES,
         PACKED_TILES,
+        PACKED_FOLDED_TILES,
         FLOAT32_TILES,
         FOLDED_TILES,
         GROUPED_TILES,
