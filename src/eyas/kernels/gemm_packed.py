@@ -6,12 +6,11 @@ float32, each times the scale of its block and added in ascending order (FP8); o
 Does not know: which tile a program has, what is done with the sum.
 
 A tile's numbers come from memory as they are stored, and become the left operand of the matrix
-instruction where they are, in registers; only numbers pass through shared memory, and scales but those
-of FP8. Numbers of
-FP8 and FP4 are stored in such an order (`ops.dequantise.arrange`) that 16 bytes hold those that one
-thread needs, and that a word's numbers become pairs of 16 bits by shifts and masks, without moving
-between words. So that all loads can run ahead, none is narrower than 4 bytes: scales of 16 and 8 bits
-are read as words.
+instruction where they are, in registers; only numbers, and scales of 4-bit ones, pass through shared
+memory. Numbers of FP8 and FP4 are stored in such an order (`ops.dequantise.arrange`) that 16 bytes hold
+those that one thread needs, and that a word's numbers become pairs of 16 bits by shifts and masks,
+without moving between words. So that all loads can run ahead, none is narrower than 4 bytes: scales of
+16 and 8 bits are read as words.
 
 Legend: T rows, O output features, I input features (the contraction), N words or bytes of numbers, W
 words.
@@ -99,8 +98,8 @@ def accumulate_packed(
 
     x_T, numbers_O, scales_O: where each row's numbers and scales begin. GROUP: columns that share a
     scale or a word of scales, a multiple of STEP; 0 are all. NUMBERS: of a word or byte. BLOCK_K: a
-    multiple of STEP. NUM_STAGES: steps of the loop whose loads are under way; of FP8 and of integers the
-    launch's own.
+    multiple of STEP. NUM_STAGES: steps of the loop whose loads are under way; but for FP4 the launch
+    says that.
     """
     total = zeros(BLOCK_OUT, BLOCK_ROWS)
     if LAYOUT == "int4":
