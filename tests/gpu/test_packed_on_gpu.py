@@ -14,9 +14,12 @@ from eyas.layers.compute import Compute
 from eyas.layers.gemm.products import Products
 from eyas.layers.gemm.variants import PARTS_SPLITS
 from eyas.layers.linear import Linear
+from eyas.layers.rope import RopeSpec, RopeTable
 from eyas.layers.row_order import RowOrder
 from eyas.models import ModelFiles
+from eyas.ops.add_norm import summed
 from eyas.ops.dequantise import dequantised
+from eyas.ops.rotate_and_store import HeadNorm, KVDestination, rotate_and_store
 from tests.gpu.test_layers_on_gpu import PROMPTS, ask, make, shown
 from tests.kernels.packing import LAYOUTS, expected_gated, expected_product, random_weight
 from tests.laws.world import write_layers
@@ -117,8 +120,45 @@ def test_a_layer_has_the_bits_of_its_weight_by_every_variant(layout: Layout, exa
         x = x_TI[:count]
         assert torch.equal(packed(x), expected_product(x, source, PLAIN)), count
         assert torch.equal(packed.gated(x), expected_gated(x, source, PLAIN)), count
-        expected = expected_product(x, source, PLAIN, num_splits=PARTS_SPLITS)
-        assert torch.equal(packed.parts(x), expected), count
+        expected = summed(expected_product(x, source, PLAIN, num_splits=PARTS_SPLITS))
+        assert torch.equal(summed(packed.parts(x)), expected), count
+        is_divided = layout.kind == "fp8"
+        assert torch.equal(summed(packed.heads(x)), expected if is_divided else packed(x)), count
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[3], LAYOUTS[4]], ids=str)
+def test_heads_of_a_row_are_the_same_in_any_call(layout: Layout, bias: bool) -> None:
+    """Normalised, rotated and stored: of parts for few rows, and of what many rows have folded."""
+    num_query, num_kv, dim, hidden, most = 16, 2, 128, 1024, 1024
+    compute = Compute(torch.bfloat16, CUDA, RowOrder(products=Products(True, CUDA, most)))
+    width = (num_query + 2 * num_kv) * dim
+    qkv = Linear(hidden, {"qkv": width}, compute, bias=bias, layout=layout)
+    views = qkv.views()
+    weight = views["qkv.weight"]
+    assert isinstance(weight, PackedWeight)
+    weight.copy_(random_weight(layout, width, hidden, dtype=torch.bfloat16, device=CUDA))
+    if bias:
+        views["qkv.bias"].normal_(0.0, 3.0)
+    qkv.seal()
+    norm = HeadNorm.of(1e-6, *torch.randn(2, dim, device=CUDA).bfloat16(), num_query, num_kv)
+    table = RopeTable(RopeSpec("default", 10000.0, dim), 2048, compute)
+    x_TI = torch.randn(most, hidden, device=CUDA).bfloat16()
+    position_T = torch.arange(most, device=CUDA)
+
+    def run(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        kv_S2GH = torch.zeros(most, 2, num_kv, dim, device=CUDA, dtype=torch.bfloat16)
+        destination = KVDestination.of(kv_S2GH, position_T[:count])
+        heads, angles = qkv.heads(x_TI[:count]), table.at(position_T[:count])
+        q_TNH = rotate_and_store(heads, angles, destination, num_query, num_kv, norm)
+        return q_TNH, kv_S2GH[:count]
+
+    expected_TNH, expected_T2GH = run(most)
+    assert expected_TNH.isfinite().all()
+    for count in (*range(1, 65), 96, 128, 192, 256, 512):
+        q_TNH, kv_T2GH = run(count)
+        assert torch.equal(q_TNH, expected_TNH[:count]), count
+        assert torch.equal(kv_T2GH, expected_T2GH[:count]), count
 
 
 @pytest.mark.parametrize("name", ["fp8 blocks", "compressed fp8 channels", "awq rows"])

@@ -31,6 +31,7 @@ from eyas.layers.gemm.variants import (
 )
 from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.row_order import RowOrder
+from eyas.ops.add_norm import summed
 from eyas.ops.gate import gate as operation
 from tests.kernels.packing import LAYOUTS, expected_gated, expected_product, random_weight
 from tests.thorough import drawn
@@ -126,6 +127,35 @@ def test_parts_add_up_by_any_way(device: torch.device) -> None:
             assert torch.equal(parts.sum(0), expected_TO.float()), way
     biased = linear_of(LIBRARY, bias=True, dtype=dtype, device=device)
     assert torch.equal(biased.parts(x_TI), biased(x_TI))
+    assert torch.equal(biased.heads(x_TI), biased(x_TI))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[2]], ids=str)
+def test_heads_of_an_fp8_layer_are_parts_with_the_same_sum_for_any_number_of_rows(
+    device: torch.device, layout: Layout, bias: bool
+) -> None:
+    dtype, num_in = torch.float16, 512
+    source = random_weight(layout, 256, num_in, dtype=dtype, device=device)
+    x_TI = quarters(300, num_in, dtype=dtype, device=device)
+    sums = []
+    for count in (1, 40, 300):
+        product = Product(256, num_in, dtype, "heads", bias, layout)
+        way = candidates(product, count, library=True)[0]
+        assert way.folded == (count == 300)
+        compute = Compute(dtype, device, order_of(way, device))
+        linear = Linear(num_in, {"q": 256}, compute, bias=bias, layout=layout)
+        views = linear.views()
+        weight = views["q.weight"]
+        assert isinstance(weight, PackedWeight)
+        weight.copy_(source)
+        if bias:
+            views["q.bias"].copy_(torch.arange(256))  # type: ignore[arg-type]
+        linear.seal()
+        parts = linear.heads(x_TI[:count])
+        assert parts.shape == (1 if way.folded else 4, count, 256) and parts.dtype == torch.float32
+        sums.append(summed(parts))
+    assert torch.equal(sums[0], sums[2][:1]) and torch.equal(sums[1], sums[2][:40])
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[3]], ids=str)

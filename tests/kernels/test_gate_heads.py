@@ -35,6 +35,17 @@ def test_it_equals_torch_but_for_the_last_bit(device: torch.device, dtype: torch
         assert (error_TX <= limit_TX).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_of_a_gate_are_added_in_order_and_rounded(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    out_TX = numbers(3, 1100, dtype, device)[0].contiguous()
+    parts = torch.stack([numbers(3, 1100, torch.float32, device)[1] / part for part in (1, 2, 3)])
+    gate_TX = (parts[0] + parts[1] + parts[2]).to(dtype)
+    for run in (gate_heads.by_kernel, gate_heads.by_torch):
+        assert torch.equal(run(out_TX, parts), run(out_TX, gate_TX))
+
+
 def test_a_row_has_the_same_bits_in_any_call_and_no_rows_give_none(device: torch.device) -> None:
     out_TX, gate_TX = numbers(65, 120, torch.bfloat16, device)
     out_TX = out_TX.contiguous()
@@ -46,9 +57,9 @@ def test_a_row_has_the_same_bits_in_any_call_and_no_rows_give_none(device: torch
 
 
 def test_it_compiles_for_hopper() -> None:
-    signature = dict.fromkeys(("x_TX", "gate_TX", "out_TX"), "*bf16")
-    signature |= dict.fromkeys(("size", "gate_stride"), "i32")
+    signature = dict.fromkeys(("x_TX", "gate_ZTX", "out_TX"), "*bf16")
+    signature |= dict.fromkeys(("size", "part_stride", "gate_stride"), "i32")
     kernel = "eyas.kernels.gate_heads:gate_heads_kernel"
-    job = Job(kernel, signature, {"BLOCK": 1024, "PDL": True}, aligned=("size",))
+    job = Job(kernel, signature, {"NUM_PARTS": 1, "BLOCK": 1024, "PDL": True}, aligned=("size",))
     (compiled,) = compile_for_hopper(job)
     assert compiled.num_spilled == 0 and compiled.shared == 0

@@ -26,6 +26,7 @@ from eyas.kernels.tiles import (
     GROUP_ROWS,
     GROUPED_TILES,
     LEAST_OUT,
+    PACKED_FOLDED_TILES,
     TILES,
     Tile,
     folded_tiles_for,
@@ -332,6 +333,15 @@ def test_tiles_compile_for_hopper_within_its_means() -> None:
     for job, compiled in zip(jobs, compile_for_hopper(*jobs), strict=True):
         assert compiled.uses_wgmma and compiled.num_spilled == 0, (job, compiled)
         assert compiled.shared <= MOST_SHARED, (job, compiled)
+    compiled = compile_for_hopper(hopper_job(first, out="bf16", gated=True, layout=by_block))[0]
+    assert 4 * (compiled.shared + 1024) <= 228 * 1024, "four programs on a multiprocessor"
+    assert 4 * compiled.num_registers * 32 * first.num_warps <= 65536
+    (folded,) = PACKED_FOLDED_TILES
+    for compiled in compile_for_hopper(
+        *(hopper_job(folded, num_folded=4, layout=layout) for layout in drawn((by_block,), LAYOUTS))
+    ):  # the sum so far leaves registers while the next part is added up
+        assert compiled.uses_wgmma and compiled.num_spilled <= 256, compiled
+        assert compiled.shared <= MOST_SHARED
     exact = [hopper_job(tile, "fp32") for tile in FLOAT32_TILES]
     assert all(compiled.num_spilled == 0 for compiled in compile_for_hopper(*exact))
 

@@ -15,8 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eyas.attention.base import Attend, PlannedRows
 from eyas.cache.store import LayerStore, Store
+from eyas.kernels.packed import Layout
 from eyas.layers import linear
+from eyas.layers.attention import SelfAttention
+from eyas.layers.compute import Compute
 from eyas.layers.gemm.products import Products
+from eyas.layers.rope import RopeSpec, RopeTable
 from eyas.layers.row_order import RowOrder
 from eyas.models import ModelFiles
 from eyas.models.decoder import DecoderLayer
@@ -24,6 +28,7 @@ from eyas.ops import dispatch
 from eyas.ops.delta_rule import DeltaRule, delta_rule
 from eyas.ops.rotate_and_store import KVDestination
 from eyas.ops.state_lines import Lines
+from eyas.parallel.shard import WHOLE
 from tests.models.tiny import make_model, save_model
 
 interpreter = pytest.importorskip("triton.runtime.interpreter")
@@ -127,3 +132,24 @@ def test_a_layer_starts_these_kernels_and_no_others(
     with torch.no_grad(), launches:
         run(stream_TD, parts.expand(-1, -1, spec.hidden_size), angles, rows)
     assert launches.names == expected
+
+
+def test_kernels_read_the_parts_of_fp8_heads_without_another_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order, layout = RowOrder(products=Products(True, CPU, 64)), Layout("fp8", 1, 0)
+    compute = Compute(DTYPE, CPU, order)
+    attention = SelfAttention(
+        256, 2, 1, 128, compute, qkv_bias=True, output_bias=False, qk_norm_epsilon=1e-6,
+        input_size=None, norms_projections=False, qk_norm_offset=0.0, head_layout=None,
+        has_sinks=False, has_output_gate=True, shard=WHOLE,
+        layouts=dict.fromkeys(("q.weight", "k.weight", "v.weight", "o.weight"), layout),
+    )  # fmt: skip
+    attention.seal()
+    store, zero_1 = LayerStore(2, 1, 128), torch.zeros(1, dtype=torch.int64)
+    angles = RopeTable(RopeSpec("default", 10000.0, 128), 8, compute).at(zero_1)
+    x_TI, launches = torch.zeros(1, 256, dtype=DTYPE), Launches(monkeypatch)
+    attend = cast(Attend, Noting(launches, store))
+    with torch.no_grad(), launches:
+        parts = attention(0, x_TI, angles, attend)
+    assert launches.names == GATED_ATTENTION[1:] and parts.shape == (4, 1, 256)

@@ -63,6 +63,26 @@ def test_a_packed_product_has_the_bits_of_the_unpacked_one(
                 assert torch.equal(gemm.gated_product(x, weight, tile=tile), expected)
 
 
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[2], LAYOUTS[3], LAYOUTS[4]], ids=str)
+def test_parts_of_a_packed_product_are_folded_in_their_order_and_the_first_has_the_bias(
+    layout: Layout, device: torch.device
+) -> None:
+    """Also where there are more parts than columns for them."""
+    dtype = dtypes(device)[-1]
+    weight = random_weight(layout, 136, 544, dtype=dtype, device=device)
+    x_TI = torch.randn(9, 544, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    for bias_O in (None, numbers(136, dtype=dtype, device=device)):
+        parts = gemm.product(x_TI, weight, num_splits=4, tile=TILES[0])
+        if bias_O is not None:
+            parts[0] += bias_O.float()
+        found = gemm.product(x_TI, weight, num_splits=4, tile=TILES[0], bias_O=bias_O)
+        assert torch.equal(found, parts)
+        folded = gemm.product(x_TI, weight, num_splits=4, folded=True, tile=TILES[0], bias_O=bias_O)
+        assert folded.shape == (1, 9, 136)
+        assert torch.equal(folded[0], ((parts[0] + parts[1]) + parts[2]) + parts[3])
+        assert not parts[3].any()
+
+
 @pytest.mark.parametrize(
     ("layout", "activation"),
     [(LAYOUTS[0], "silu"), (LAYOUTS[3], "clamped_swiglu"), (LAYOUTS[4], "silu")],

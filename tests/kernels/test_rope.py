@@ -97,6 +97,27 @@ def test_heads_are_normalised_first_where_they_have_weights(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_of_heads_are_added_in_order_and_rounded_before_all_else(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    for shape, has_norm in (((4, 2, 64), False), ((3, 1, 80), True)):
+        scene = Scene(shape, 5, dtype, device, has_norm=has_norm)
+        parts = torch.randn(4, 5, scene.heads_TX.shape[1] + 16, device=device)[..., :-16]
+        scene.heads_TX = ((parts[0] + parts[1] + parts[2]) + parts[3]).to(dtype)
+        rounded_TNH = scene.run()
+        stored = scene.kv_S2GH.clone()
+        whole = (scene.heads_TX.float()[None], parts)
+        for heads in whole:
+            scene.kv_S2GH.fill_(7.0)
+            destination = scene.destination(scene.kv_S2GH, scene.slots_T)
+            inputs = scene.table.at(scene.positions_T), destination, *shape[:2], scene.norm
+            assert torch.equal(rotate_and_store.by_kernel(heads, *inputs), rounded_TNH)
+            assert torch.equal(scene.kv_S2GH, stored)
+            expected_TNH = rotate_and_store.by_torch(scene.heads_TX, *inputs)
+            assert torch.equal(rotate_and_store.by_torch(heads, *inputs), expected_TNH)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_what_is_no_number_reaches_no_slot(device: torch.device, dtype: torch.dtype) -> None:
     scene = Scene((2, 2, 64), 4, dtype, device)
@@ -155,11 +176,12 @@ def test_a_row_has_the_same_bits_in_any_call_and_no_rows_give_none(device: torch
 
 
 def test_it_compiles_for_hopper_without_spilling() -> None:
-    strides = ("row_stride", "slot_stride", "side_stride", "kv_head_stride")
+    strides = ("part_stride", "row_stride", "slot_stride", "side_stride", "kv_head_stride")
     jobs = []
     for head_dim, has_norm in ((128, False), (128, True), (80, False), (256, True)):
-        tensors = ["heads_TX", "table_P2H", "kv_S2GH", "q_TNH"]
+        tensors = ["heads_ZTX", "table_P2H", "kv_S2GH", "q_TNH"]
         constants: dict[str, object] = {
+            "NUM_PARTS": 4 if head_dim == 128 else 1,
             "NUM_QUERY_HEADS": 32,
             "NUM_KV_HEADS": 8,
             "HALF": head_dim // 2,
@@ -176,6 +198,8 @@ def test_it_compiles_for_hopper_without_spilling() -> None:
         signature = dict.fromkeys(tensors, "*bf16") | dict.fromkeys(strides, "i32")
         signature |= {"positions_T": "*i64", "slots_T": "*i64"}
         signature |= dict.fromkeys(("epsilon", "key_inverse", "value_inverse"), "fp32")
+        if head_dim == 128:
+            signature["heads_ZTX"] = "*fp32"
         if head_dim == 80:
             signature["kv_S2GH"] = "*fp8e4nv"
         kernel = "eyas.kernels.rope:rotate_and_store_kernel"

@@ -35,7 +35,7 @@ from eyas.layers.gemm.variants import (
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
-ROLES: tuple[Role, ...] = ("plain", "parts", "gated", "logits")
+ROLES: tuple[Role, ...] = ("plain", "heads", "parts", "gated", "logits")
 MACHINE = {"device": "a device", "torch": "2.11"}
 
 
@@ -460,3 +460,17 @@ def test_packed_weights_have_variants_and_cached_choices_of_their_own() -> None:
             for variant in candidates(product, num_rows, library=True, warpgroups=True):
                 assert variant.tile is not None and not variant.folded
                 assert not variant.tile.by_copy_engine and not variant.tile.by_warpgroups
+
+
+def test_fp8_leaves_parts_of_heads_and_packed_sums_are_folded_for_many_rows() -> None:
+    for layout in (None, Layout("fp8", 128, 128), Layout("fp8", 1, 0), Layout("mxfp4", 1, 32)):
+        for role in ROLES[:4]:
+            product = Product(96, 64, BF16, role, layout=layout)
+            is_fp8 = layout is not None and layout.kind == "fp8"
+            is_divided = role == "parts" or (role == "heads" and is_fp8)
+            assert product.num_splits == (4 if is_divided else 1)
+            for bucket in BUCKETS:
+                variants = candidates(product, bucket, library=False)
+                folded = [variant.folded for variant in variants]
+                assert any(folded) == (is_divided and bucket > 128)
+                assert folded[0] == (is_divided and bucket > 256)

@@ -241,8 +241,8 @@ class _Plan(Plan):
         )
 
     def _copied_prompts(self, store: LayerStore, shape: HeadShape) -> CopiedPrompts | None:
-        """Return the prompt chunks over copies; None if nothing is copied for layers of this kind, or if
-        the device alone knows the chunks, which then have few rows."""
+        """Return the prompt chunks over copies; None if nothing is copied for layers of this kind, or
+        if the device alone knows the chunks, which then have few rows."""
         if shape not in self._copied:
             contexts, itemsize = self._layout.contexts, self._backend.kv.dtype.itemsize
             is_copied = store in self._backend.may_copy and bool(contexts)

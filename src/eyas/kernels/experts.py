@@ -126,9 +126,11 @@ def expert_product_kernel(
     BLOCK_FEW: above 0, tile_expert_P is the expert of each assignment, rows_PX is None, and the program
     of an assignment that is the first of BLOCK_ROWS of its expert's finds the others.
     LAYOUT, scales_EOG and what follows them: as in `gemm.product_kernel`.
+    Not GATED, tiles and weights_N are read before the wait: they are older than the gated product
+    before, which has waited for them before it lets this kernel start.
     """
     columns_of_tile: tl.constexpr = BLOCK_OUT // 2 if GATED else BLOCK_OUT
-    if PDL:
+    if PDL and GATED:
         cuda.gdc_wait()
     tile_index = tl.program_id(0)
     column_X = tl.arange(0, BLOCK_ROWS)
@@ -136,15 +138,22 @@ def expert_product_kernel(
         expert, other, is_alike, place, before = place_among(
             tile_expert_P, tile_index, num_assigned, BLOCK_FEW
         )
-        if (before % BLOCK_ROWS != 0) | (expert < 0):
-            return
+        is_used = (before % BLOCK_ROWS == 0) & (expert >= 0)
         is_here = is_alike[:, None] & (place[:, None] == column_X[None, :])
         assigned_X = tl.sum(tl.where(is_here, other[:, None] + 1, 0), 0) - 1
     else:
         expert = tl.load(tile_expert_P + tile_index)
-        if expert < 0:
-            return
-        assigned_X = tl.load(rows_PX + tile_index * BLOCK_ROWS + column_X)
+        is_used = expert >= 0
+        assigned_X = tl.load(rows_PX + tile_index * BLOCK_ROWS + column_X, mask=is_used, other=-1)
+    is_row_X = assigned_X >= 0
+    row_X = tl.maximum(assigned_X, 0).to(tl.int64)
+    weight_X = tl.zeros((BLOCK_ROWS,), tl.float32)
+    if not GATED:
+        weight_X = tl.load(weights_N + row_X, mask=is_row_X & is_used, other=0.0)
+        if PDL:
+            cuda.gdc_wait()
+    if not is_used:
+        return
     expert = expert.to(tl.int64)
     first_out = tl.program_id(1) * columns_of_tile
     tile = tl.arange(0, BLOCK_OUT)
@@ -157,8 +166,6 @@ def expert_product_kernel(
         out_O = first_out + tile
         weight_row_O = out_O.to(tl.int64)
         weight_rows = num_out
-    is_row_X = assigned_X >= 0
-    row_X = tl.maximum(assigned_X, 0).to(tl.int64)
     x_row_X = row_X // NUM_CHOSEN if GATED else row_X
     is_row_1X = is_row_X[None, :]
     is_out_O1 = (out_O < num_out)[:, None]
@@ -190,7 +197,7 @@ def expert_product_kernel(
         total = activated(gate.to(rounded), up.to(rounded), ACTIVATION)
         out_row_X = row_X
     else:
-        total *= tl.load(weights_N + row_X, mask=is_row_X, other=0.0)[None, :]
+        total *= weight_X[None, :]
         out_row_X = (row_X % NUM_CHOSEN) * num_rows + row_X // NUM_CHOSEN
     out_O = first_out + tl.arange(0, columns_of_tile)
     out_XO = out + (out_row_X * num_out)[:, None] + out_O[None, :]

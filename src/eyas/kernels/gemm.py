@@ -130,6 +130,9 @@ def product_kernel(
         last_row = num_out * 2 - 1 if GATED else num_out - 1
         rows = tl.minimum(weight_row_O, last_row)[:, None] * weight_stride
         prefetch_lines(weight_OI + rows + tl.minimum(lines, weight_stride - 1)[None, :])
+    bias = 0.0
+    if HAS_BIAS and not PAIRED:  # for the first part of a sum alone
+        bias = bias_of(bias_O, weight_row_O, (out_O < num_out) & (split == 0))
     if PDL:
         cuda.gdc_wait()
     row_T = tl.arange(0, BLOCK_ROWS)
@@ -173,20 +176,26 @@ def product_kernel(
                 last, num_columns, BLOCK_OUT, BLOCK_ROWS, MORE_ROWS, BLOCK_K, EVEN_OUT, EVEN_K,
                 BY_COPY_ENGINE,
             )  # fmt: skip
+        if HAS_BIAS:
+            total, more = total + bias, more + bias
         for folded in tl.static_range(1, NUM_FOLDED):
             first = folded * split_columns
             last = min(first + split_columns, num_columns)
-            next_total, next_more = accumulate(
-                x_IT, more_blocks, weight_tile_OI, is_row_1T, is_out_O1, first_row, first_out, first,
-                last, num_columns, BLOCK_OUT, BLOCK_ROWS, MORE_ROWS, BLOCK_K, EVEN_OUT, EVEN_K,
-                BY_COPY_ENGINE,
-            )  # fmt: skip
-            total, more = total + next_total, more + next_more
+            if LAYOUT != "plain":
+                total += accumulate_packed(
+                    x_row_T, weight_row_at_O, scales_OG + weight_row_O // SCALE_ROWS * scales_stride,
+                    is_row_1T, is_out_O1, first, last, num_columns, BLOCK_OUT, BLOCK_ROWS, BLOCK_K,
+                    NUM_STAGES, EVEN_OUT, EVEN_K, LAYOUT, SCALE, SCALE_COLUMNS, NUMBERS,
+                )  # fmt: skip
+            else:
+                next_total, next_more = accumulate(
+                    x_IT, more_blocks, weight_tile_OI, is_row_1T, is_out_O1, first_row, first_out,
+                    first, last, num_columns, BLOCK_OUT, BLOCK_ROWS, MORE_ROWS, BLOCK_K, EVEN_OUT,
+                    EVEN_K, BY_COPY_ENGINE,
+                )  # fmt: skip
+                total, more = total + next_total, more + next_more
         if PDL:  # not earlier: programs that come early crowd the first multiprocessors with room
             cuda.gdc_launch_dependents()
-        if HAS_BIAS:
-            bias = bias_of(bias_O, weight_row_O, out_O < num_out)
-            total, more = total + bias, more + bias
         if GATED:
             halves_2OT = tl.reshape(total, (2, columns_of_tile, BLOCK_ROWS))
             gate, up = tl.split(tl.permute(halves_2OT, (1, 2, 0)))
@@ -231,9 +240,9 @@ def product(
     """`F.linear(x_TI, weight_OI, bias_O)`, the bias added before the one rounding.
 
     One split: [T, O] in `out_dtype`, by default x's, or in `out_TO`, a tensor without gaps. More:
-    float32 sums of the splits [Z, T, O], which the reader adds in order; no bias then. folded: [1,
-    T, O], the splits' sums added in that order, which for many rows costs less than writing all of
-    them.
+    float32 sums of the splits [Z, T, O], which the reader adds in order; the bias is added to the
+    first. folded: [1, T, O], the splits' sums added in that order, which for many rows costs less
+    than writing all of them.
     """
     num_rows, num_out = len(x_TI), len(weight_OI)
     _check(x_TI, weight_OI)
@@ -241,14 +250,12 @@ def product(
         if out_TO is None:
             out_TO = x_TI.new_empty((num_rows, num_out), dtype=out_dtype or x_TI.dtype)
     else:
-        assert bias_O is None, "the bias of a split product is added by its reader"
         out_TO = x_TI.new_empty(
             (1 if folded else num_splits, num_rows, num_out), dtype=torch.float32
         )
     if num_rows:
         if tile is None:
-            choose = packed_tiles_for if isinstance(weight_OI, PackedWeight) else tiles_for
-            tile = (folded_tiles_for if folded else choose)(num_rows, x_TI.dtype)[0]
+            tile = _default_tiles(weight_OI, num_rows, x_TI.dtype, folded=folded)[0]
         _launch(
             x_TI, weight_OI, bias_O, out_TO, num_out, tile, pdl,
             num_splits=num_splits, num_folded=num_splits if folded else 1, is_gated=False,
@@ -279,6 +286,16 @@ def gated_product(
             num_splits=1, num_folded=1, is_gated=True,
         )  # fmt: skip
     return out_TF
+
+
+def _default_tiles(
+    weight_OI: Weight, num_rows: int, dtype: torch.dtype, *, folded: bool
+) -> tuple[Tile, ...]:
+    if folded:
+        return folded_tiles_for(num_rows, dtype, packed=isinstance(weight_OI, PackedWeight))
+    if isinstance(weight_OI, PackedWeight):
+        return packed_tiles_for(num_rows, dtype)
+    return tiles_for(num_rows, dtype)
 
 
 def _check(x_TI: torch.Tensor, weight_OI: Weight) -> None:
@@ -312,7 +329,7 @@ def _launch(
     split_width = split_columns(num_columns, num_splits)
     is_packed = isinstance(weight, PackedWeight)
     weight_OI, scales_OG = tensors_of(weight)
-    assert not is_packed or not (tile.by_copy_engine or tile.by_warpgroups or num_folded > 1)
+    assert not is_packed or not (tile.by_copy_engine or tile.by_warpgroups)
     if tile.by_warpgroups and _is_aligned(x_TI, weight_OI):
         operands = (x_TI, weight_OI, bias_O, out, num_out, tile, split_width)
         if tile.is_persistent:
@@ -324,6 +341,7 @@ def _launch(
             from eyas.kernels import gemm_warpgroups  # a language that not every Triton has
 
             assert num_folded == 1, "tiles by warpgroups fold no sums"
+            assert num_splits == 1 or bias_O is None, "nor add they a bias to the first of several"
             gemm_warpgroups.launch(
                 *operands, num_splits=num_splits, is_gated=is_gated, pdl=pdl
             )  # fmt: skip

@@ -6,11 +6,11 @@ float32, each times the scale of its block and added in ascending order (FP8); o
 Does not know: which tile a program has, what is done with the sum.
 
 A tile's numbers come from memory as they are stored, and become the left operand of the matrix
-instruction where they are, in registers; only numbers and scales pass through shared memory. Numbers of
-FP8 and FP4 are stored in such an order (`ops.dequantise.arrange`) that 16 bytes hold those that one
-thread needs, and that a word's numbers become pairs of 16 bits by shifts and masks, without moving
-between words. So that all loads can run ahead, none is narrower than 4 bytes: scales of 16 and 8 bits
-are read as words.
+instruction where they are, in registers; only numbers, and scales of 4-bit ones, pass through shared
+memory. Numbers of FP8 and FP4 are stored in such an order (`ops.dequantise.arrange`) that 16 bytes hold
+those that one thread needs, and that a word's numbers become pairs of 16 bits by shifts and masks,
+without moving between words. So that all loads can run ahead, none is narrower than 4 bytes: scales of
+16 and 8 bits are read as words.
 
 Legend: T rows, O output features, I input features (the contraction), N words or bytes of numbers, W
 words.
@@ -98,7 +98,8 @@ def accumulate_packed(
 
     x_T, numbers_O, scales_O: where each row's numbers and scales begin. GROUP: columns that share a
     scale or a word of scales, a multiple of STEP; 0 are all. NUMBERS: of a word or byte. BLOCK_K: a
-    multiple of STEP. NUM_STAGES: steps of the loop whose loads are under way.
+    multiple of STEP. NUM_STAGES: steps of the loop whose loads are under way; but for FP4 the launch
+    says that.
     """
     total = zeros(BLOCK_OUT, BLOCK_ROWS)
     if LAYOUT == "int4":
@@ -126,26 +127,35 @@ def accumulate_packed(
         IS_FP8: tl.constexpr = LAYOUT == "fp8"
         x_IT = x_T[None, :] + tl.arange(0, 128)[:, None]
         words_OW = numbers_O[:, None] + tl.arange(0, 128 // NUMBERS)[None, :]
-        scale_O1 = load_scales(scales_O, is_out_O1, EVEN_OUT)
-        for start in tl.range(first, last, BLOCK_K, num_stages=NUM_STAGES):
+        # Scales of FP8 are loaded one block ahead, to registers. With stages of the loop's own they
+        # would pass through shared memory, and one program less would have room on a multiprocessor.
+        stages: tl.constexpr = None if IS_FP8 else NUM_STAGES
+        AHEAD: tl.constexpr = 128 if IS_FP8 else 0
+        first_scale_O = scales_O
+        if GROUP > 0:
+            first_scale_O += tl.minimum(first, num_columns - 1) // GROUP
+        scale_O1 = load_scales(first_scale_O, is_out_O1, EVEN_OUT)
+        for start in tl.range(first, last, BLOCK_K, num_stages=stages):
             for step in tl.static_range(BLOCK_K // 128):
                 column = start + 128 * step
                 x = load_rows(x_IT, is_row_1T, column, num_columns, EVEN_K)
                 words_now_OW = load_words(
                     words_OW, is_out_O1, column, num_columns, EVEN_OUT, EVEN_K, NUMBERS
                 )
+                next_O1 = scale_O1
                 if GROUP > 0:
-                    group = column // GROUP
-                    if not EVEN_K:
+                    group = (column + AHEAD) // GROUP
+                    if AHEAD > 0 or not EVEN_K:
                         group = tl.minimum(group, (num_columns - 1) // GROUP)
-                    scale_O1 = load_scales(scales_O + group, is_out_O1, EVEN_OUT)
+                    next_O1 = load_scales(scales_O + group, is_out_O1, EVEN_OUT)
                 if IS_FP8:
                     numbers = fp8_numbers(words_now_OW, dtype)
                     partial = tl.dot(numbers, x, input_precision="ieee")
                     total = tl.fma(partial, tl.broadcast_to(scale_O1, partial.shape), total)
                 else:
-                    values = fp4_values(words_now_OW, scale_O1, dtype)
+                    values = fp4_values(words_now_OW, next_O1, dtype)
                     total = tl.dot(values, x, total, input_precision="ieee")
+                scale_O1 = next_O1
         if IS_COMPILED and not IS_FP8 and dtype == tl.bfloat16:
             total *= FP4_SHRUNK
     return total

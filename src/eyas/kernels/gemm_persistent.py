@@ -36,7 +36,7 @@ from eyas.kernels.tiles import GROUP_ROWS, Tile
 
 GROUPS = 2
 """Warpgroups of a program."""
-NEIGHBOURS = 16
+NEIGHBOURS = 32
 """Row tiles that run next to each other, so that the tiles of all multiprocessors together have about
 as many rows as weights, and the least is read from memory."""
 _HIGH = gl.constexpr(GROUP_ROWS)

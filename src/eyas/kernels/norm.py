@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from eyas.kernels.launch import launch_options
+from eyas.kernels.parts import part_sum
 
 
 @triton.jit
@@ -59,10 +60,7 @@ def add_norm_kernel(
     residual = tl.load(residual_TD + row * residual_stride + columns, mask=is_inside, other=0.0)
     if NUM_PARTS > 0:
         part_row = parts_ZTD + row * part_row_stride + columns
-        added = tl.load(part_row, mask=is_inside, other=0.0).to(tl.float32)
-        for _part in tl.static_range(1, NUM_PARTS):
-            part_row += part_stride
-            added += tl.load(part_row, mask=is_inside, other=0.0).to(tl.float32)
+        added = part_sum(part_row, part_stride, is_inside, NUM_PARTS)
         residual = (residual.to(tl.float32) + added).to(residual_TD.dtype.element_ty)
         tl.store(new_residual_TD + row * size + columns, residual, mask=is_inside)
     normed = normalized(residual.to(tl.float32), weight, size, epsilon, HAS_WEIGHT)

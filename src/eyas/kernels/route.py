@@ -125,6 +125,12 @@ def route_kernel(
         tl.store(weights_TK + first + shared, weight, mask=is_shared)
 
 
+def warps_for(block: int) -> int:
+    """Warps for so many experts: few, as each choice of an expert is a maximum over all of them, which
+    within a warp needs no barrier."""
+    return 1 if block <= 256 else 4
+
+
 def route(
     logits: torch.Tensor,
     bias_E: torch.Tensor | None,
@@ -179,7 +185,7 @@ def route(
             PADDED_SHARED=triton.next_power_of_2(num_shared),
             GATES_SHARED=gates_shared,
             BLOCK=block,
-            num_warps=4 if block >= 128 else 1,
+            num_warps=warps_for(block),
             PDL=pdl,
             **launch_options(pdl),
         )

@@ -132,7 +132,9 @@ PACKED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
             Tile(64, 16, 256, 4, 3),
             Tile(64, 16, 256, 4, 4),
             Tile(64, 16, 128, 4, 4),
+            Tile(64, 16, 128, 4, 5),
             Tile(64, 16, 128, 4, 6),
+            Tile(64, 16, 256, 4, 2),
             Tile(128, 16, 128, 4, 4),
         ),
     ),
@@ -157,6 +159,8 @@ PACKED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
     (MANY_ROWS, (Tile(128, 128, 128, 8, 3), Tile(128, 128, 128, 8, 2))),
 )
 """The tiles for packed weights, in the same form; block_k is a multiple of their step."""
+PACKED_FOLDED_TILES = (Tile(128, 128, 128, 8, 3),)
+"""The tiles for packed weights in products that add their splits themselves."""
 FLOAT32_TILES = (Tile(64, 16, 32, 4, 3), Tile(64, 64, 32, 8, 3))
 FOLDED_TILES = (_fast(_DEEP), _DEEP, _fast(_HIGH), _fast(_BROAD))
 """Tiles whose registers hold a second accumulator; the default one first."""
@@ -188,11 +192,13 @@ def persistent_tiles_for(
     return next(found for most_rows, found in tiles if num_rows <= most_rows)
 
 
-def folded_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:
-    """Return the tiles for products that add their splits themselves."""
+def folded_tiles_for(
+    num_rows: int, dtype: torch.dtype = torch.bfloat16, *, packed: bool = False
+) -> tuple[Tile, ...]:
+    """Return the tiles for products that add their splits themselves. packed: of a packed weight."""
     if dtype == torch.float32:
         return FLOAT32_TILES if num_rows <= 16 else FLOAT32_TILES[::-1]
-    return FOLDED_TILES
+    return PACKED_FOLDED_TILES if packed else FOLDED_TILES
 
 
 def packed_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:

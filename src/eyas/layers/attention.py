@@ -81,6 +81,8 @@ class SelfAttention:
             bias=qkv_bias,
             layout=common(layouts, parts),
         )
+        # Norms of projections read whole rows, other kernels also parts of their sums.
+        self._project = self._qkv if norms_projections else self._qkv.heads
         self._o = summing_linear(
             queries.times(head_dim),
             "o",
@@ -155,15 +157,15 @@ class SelfAttention:
         self, layer: int, x_TI: torch.Tensor, angles: Angles, attend: Attend
     ) -> torch.Tensor:
         """Return the parts of the block's output (`Linear.parts`) for an input [T, I]."""
-        heads_TX, gate_TX = self._qkv(x_TI), None
+        heads, gate = self._project(x_TI), None
         if self._has_output_gate:
-            heads_TX, gate_TX = heads_TX.tensor_split([-self._output_width], 1)
+            heads, gate = heads.tensor_split([-self._output_width], -1)
         if self._projection_norms is not None:
-            heads_TX = self._projection_norms(heads_TX)
+            heads = self._projection_norms(heads)
         q_TNH = rotate_and_store(
-            heads_TX, angles, attend.destination(layer), *self._num_heads, self._norm
+            heads, angles, attend.destination(layer), *self._num_heads, self._norm
         )
         out_TX = attend(layer, q_TNH, self._sinks_N).reshape(-1, self._output_width)
-        if gate_TX is not None:
-            out_TX = gate_heads(out_TX, gate_TX)
+        if gate is not None:
+            out_TX = gate_heads(out_TX, gate)
         return self._o.parts(out_TX)

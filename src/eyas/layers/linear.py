@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from eyas.kernels.ahead import is_collecting
 from eyas.kernels.packed import Layout, Weight, by_row
 from eyas.layers.compute import Compute
-from eyas.layers.gemm.variants import PARTS_SPLITS
+from eyas.layers.gemm.variants import PARTS_SPLITS, splits_of
 from eyas.native.products import packed_weight
 from eyas.ops.gate import Activation, gate
 from eyas.parallel.cut import Cut, Parameter, Rows, held
@@ -165,6 +165,15 @@ class Linear:
             assert isinstance(self._weight_OI, torch.Tensor)
             return F.linear(x_TI, self._weight_OI, self._bias_O)
         return self._apply.plain(variant, x_TI, self._weight_OI, self._bias_O)
+
+    def heads(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """Return [T, O] in x's dtype, or float32 parts [Z, T, O], the bias among them, which the caller
+        adds in order and rounds to it."""
+        variant = self._variant(x_TI, "heads")
+        if variant is None:
+            return self(x_TI)
+        splits = splits_of("heads", self._layout)
+        return self._apply.heads(variant, x_TI, self._weight_OI, self._bias_O, splits)
 
     def parts(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Return parts that the caller adds in order: [T, O] in x's dtype, or float32 [S, T, O]."""

@@ -5,7 +5,7 @@ checkpoints; only finite numbers are stored, rounded to the cache's number forma
 Does not know: what attends, which slots are free, how angles are made.
 
 Legend: T rows, X = (N + 2G) * H columns of a row, N query heads, G key/value heads, H head dim, S
-slots, P positions.
+slots, P positions, Z parts of a sum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache
 import torch
 
 from eyas.native.rows import compiled_rows
-from eyas.ops.add_norm import normalized
+from eyas.ops.add_norm import normalized, summed
 from eyas.ops.dispatch import Operation
 
 
@@ -92,7 +92,7 @@ class HeadNorm:
 
 @Operation
 def rotate_and_store(
-    heads_TX: torch.Tensor,
+    heads: torch.Tensor,
     angles: Angles,
     destination: KVDestination,
     num_query_heads: int,
@@ -101,10 +101,12 @@ def rotate_and_store(
 ) -> torch.Tensor:
     """Return rotated queries [T, N, H]; write keys and values to their rows' slots.
 
-    heads_TX: query, key and value heads of each row next to each other. norm: None where heads are
-    not normalised. Rows that share a slot (the null slot) leave it with the numbers of one of them.
+    heads: query, key and value heads of each row next to each other, [T, X], or float32 parts [Z, T, X]
+    of their sum, which is rounded to the type of the angles. norm: None where heads are not
+    normalised. Rows that share a slot (the null slot) leave it with the numbers of one of them.
     """
     head_dim, num_rotated = destination.kv_S2GH.shape[3], num_query_heads + num_kv_heads
+    heads_TX = summed(heads).to(angles.table_P2H.dtype)
     heads_TNH = heads_TX.view(-1, num_rotated + num_kv_heads, head_dim)
     qk_TNH = heads_TNH.narrow(1, 0, num_rotated)
     if norm is not None:
@@ -119,7 +121,7 @@ def rotate_and_store(
 
 @rotate_and_store.kernel
 def _by_kernel(
-    heads_TX: torch.Tensor,
+    heads: torch.Tensor,
     angles: Angles,
     destination: KVDestination,
     num_query_heads: int,
@@ -127,7 +129,7 @@ def _by_kernel(
     norm: HeadNorm | None,
 ) -> torch.Tensor:
     return _launcher()(
-        heads_TX,
+        heads,
         angles.positions_T,
         angles.table_P2H,
         destination.slots_T,
@@ -140,13 +142,13 @@ def _by_kernel(
         q_weight_H=None if norm is None else norm.q_weight_H,
         k_weight_H=None if norm is None else norm.k_weight_H,
         epsilon=0.0 if norm is None else norm.epsilon,
-        pdl=heads_TX.is_cuda,
+        pdl=heads.is_cuda,
     )
 
 
 @rotate_and_store.native
 def _by_native(
-    heads_TX: torch.Tensor,
+    heads: torch.Tensor,
     angles: Angles,
     destination: KVDestination,
     num_query_heads: int,
@@ -155,13 +157,13 @@ def _by_native(
 ) -> torch.Tensor:
     kv_S2GH, table_P2H = destination.kv_S2GH, angles.table_P2H
     weight_NH = None if norm is None else norm.weight_NH
-    rows = compiled_rows(heads_TX, kv_S2GH, table_P2H, weight_NH)
-    if rows is None or kv_S2GH.shape[1] != 2 or kv_S2GH.shape[3] % 2:
+    rows = compiled_rows(heads, kv_S2GH, table_P2H, weight_NH)
+    if rows is None or heads.dim() > 2 or kv_S2GH.shape[1] != 2 or kv_S2GH.shape[3] % 2:
         return rotate_and_store.by_torch(
-            heads_TX, angles, destination, num_query_heads, num_kv_heads, norm
+            heads, angles, destination, num_query_heads, num_kv_heads, norm
         )
     return rows.rotate_and_store(
-        heads_TX if heads_TX.stride(1) == 1 else heads_TX.contiguous(),
+        heads if heads.stride(1) == 1 else heads.contiguous(),
         table_P2H,
         angles.positions_T.contiguous(),
         destination.slots_T.contiguous(),

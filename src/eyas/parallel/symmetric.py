@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,6 @@ from eyas.ops.tree_sum import tree_sum
 
 if TYPE_CHECKING:
     from eyas.kernels.exchange import Inbox
-    from eyas.parallel.group import Group
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +34,16 @@ NAME: Any = "eyas"
 NEVER_NS = 1 << 62
 
 Result = TypeVar("Result")
+
+
+class Ranks(Protocol):
+    """The ranks that meet (`parallel.group.Group`)."""
+
+    rank: int
+    size: int
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor: ...
+    def least(self, value: int) -> int: ...
 
 
 class Symmetric:
@@ -95,7 +104,7 @@ class Unavailable(Exception):
 
 
 def open_symmetric(
-    group: Group, store: dist.Store, device: torch.device, *, is_local: bool, most_seconds: float
+    group: Ranks, store: dist.Store, device: torch.device, *, is_local: bool, most_seconds: float
 ) -> Symmetric | None:
     """Return the exchanges of this rank, or None, on all ranks, if one of them cannot have them.
 
@@ -124,7 +133,7 @@ def open_symmetric(
     return found
 
 
-def _together(group: Group, step: Callable[[], Result]) -> Result:
+def _together(group: Ranks, step: Callable[[], Result]) -> Result:
     """Return what a step returns on this rank. Raises Unavailable if it fails on one of the ranks."""
     try:
         found, why = step(), None
@@ -163,7 +172,7 @@ def _allocated(num_ranks: int, device: torch.device) -> torch.Tensor:
     return words
 
 
-def _met(group: Group, store: dist.Store, words: torch.Tensor) -> list[int]:
+def _met(group: Ranks, store: dist.Store, words: torch.Tensor) -> list[int]:
     """Return the addresses of all ranks' inboxes."""
     counted = CountedStore(store)
     ranks = dist.ProcessGroup(counted, group.rank, group.size)
@@ -178,7 +187,7 @@ def _met(group: Group, store: dist.Store, words: torch.Tensor) -> list[int]:
     return addresses
 
 
-def _inbox(group: Group, words: torch.Tensor, addresses: list[int]) -> Inbox:
+def _inbox(group: Ranks, words: torch.Tensor, addresses: list[int]) -> Inbox:
     from eyas.kernels.exchange import Inbox
 
     device = words.device
@@ -193,7 +202,7 @@ def _inbox(group: Group, words: torch.Tensor, addresses: list[int]) -> Inbox:
     )
 
 
-def _tried(group: Group, inbox: Inbox, most_seconds: float) -> Symmetric:
+def _tried(group: Ranks, inbox: Inbox, most_seconds: float) -> Symmetric:
     """Return exchanges whose results are those of NCCL. Raises Unavailable if they are not."""
     found = Symmetric(inbox, most_seconds)
     device = inbox.words.device

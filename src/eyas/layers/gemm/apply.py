@@ -29,6 +29,28 @@ def plain(
     return gemm.product(x_TI, weight_OI, tile=variant.tile, bias_O=bias_O, pdl=True)
 
 
+def heads(
+    variant: GemmVariant,
+    x_TI: torch.Tensor,
+    weight_OI: Weight,
+    bias_O: torch.Tensor | None,
+    num_splits: int,
+) -> torch.Tensor:
+    """Return [T, O] in x's type, or with several splits float32 parts [Z, T, O] that the caller adds in
+    order and rounds."""
+    if num_splits == 1:
+        return plain(variant, x_TI, weight_OI, bias_O)
+    return gemm.product(
+        x_TI,
+        weight_OI,
+        num_splits=num_splits,
+        folded=variant.folded,
+        tile=variant.tile,
+        bias_O=bias_O,
+        pdl=True,
+    )
+
+
 def parts(
     variant: GemmVariant, x_TI: torch.Tensor, weight_OI: Weight, num_splits: int
 ) -> torch.Tensor:

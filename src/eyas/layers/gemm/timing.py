@@ -164,7 +164,7 @@ class _Scene:
         product, weights, x_TI = self._product, self._weights, self._rows(num_rows)
         shape = (num_rows, product.num_out)
         stream_TO, out_TO = None, None
-        if product.role == "parts":
+        if product.num_splits > 1:
             stream_TO = torch.zeros(shape, device=self._device, dtype=product.dtype)
         elif product.role == "logits":
             out_TO = torch.empty(shape, device=self._device, dtype=torch.float32)
@@ -195,6 +195,9 @@ class _Scene:
         match self._product.role:
             case "parts":
                 return apply.parts(variant, x_TI, weight_OI, self._product.num_splits)
+            case "heads":
+                splits = self._product.num_splits
+                return apply.heads(variant, x_TI, weight_OI, self._bias_O, splits)
             case "logits":
                 assert isinstance(weight_OI, torch.Tensor)
                 return apply.logits(variant, x_TI, weight_OI, out_TO)

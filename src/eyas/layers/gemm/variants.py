@@ -26,8 +26,9 @@ from eyas.kernels.tiles import (
     tiles_for,
 )
 
-Role = Literal["plain", "parts", "gated", "logits"]
-"""The epilogue of a product: rows as they are, parts of a sum, an activation of its halves, logits."""
+Role = Literal["plain", "heads", "parts", "gated", "logits"]
+"""The epilogue of a product: rows as they are; heads, of which an FP8 weight leaves parts of a sum;
+parts of a sum; an activation of its halves; logits."""
 
 DEVICE_STEPS = ((64, 1), (512, 16), (MANY_ROWS, 128))
 """(most rows, step): counts up to that many rows are multiples of the step, so that all can be
@@ -48,6 +49,16 @@ LIBRARY_AFTER_GROUPED = 192
 FOLDED_BEYOND, FOLDED_USUALLY = 128, 256
 """Beyond the first number of rows a program may compute all parts of a sum (`GemmVariant.folded`);
 beyond the second this is the default."""
+
+
+def splits_of(role: Role, layout: Layout | None) -> int:
+    """Return the number of column ranges that our kernel sums separately. layout: of a packed weight.
+
+    FP8 needs more programs for heads than they have tiles. Other packed weights have the bits of stored
+    values, whose heads the library may compute.
+    """
+    is_fp8 = layout is not None and layout.kind == "fp8"
+    return PARTS_SPLITS if role == "parts" or (role == "heads" and is_fp8) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,7 @@ class Product:
     @property
     def num_splits(self) -> int:
         """Number of column ranges that our kernel sums separately."""
-        return PARTS_SPLITS if self.role == "parts" else 1
+        return splits_of(self.role, self.layout)
 
     def __str__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
@@ -151,21 +162,23 @@ def candidates(
     library, warpgroups: whether torch's library and tiles by warpgroups may be among them; with a
     packed weight they never are.
     """
-    if product.layout is not None:
-        return tuple(GemmVariant(tile) for tile in packed_tiles_for(num_rows, product.dtype))
-    if product.role == "gated":
-        variants = [GemmVariant(tile) for tile in gated_tiles_for(num_rows, product.dtype)]
+    dtype, is_packed = product.dtype, product.layout is not None
+    if is_packed:
+        tiles = packed_tiles_for(num_rows, dtype)
     else:
-        variants = [GemmVariant(tile) for tile in tiles_for(num_rows, product.dtype)]
-    if product.role == "parts" and num_rows > FOLDED_BEYOND:
-        tiles = folded_tiles_for(num_rows, product.dtype)
+        tiles = (gated_tiles_for if product.role == "gated" else tiles_for)(num_rows, dtype)
+    variants = [GemmVariant(tile) for tile in tiles]
+    folded = product.num_splits > 1
+    if folded and num_rows > FOLDED_BEYOND:
+        tiles = folded_tiles_for(num_rows, dtype, packed=is_packed)
         adding = [GemmVariant(tile, folded=True) for tile in tiles]
         variants = [*adding, *variants] if num_rows > FOLDED_USUALLY else [*variants, *adding]
+    if is_packed:
+        return tuple(variants)
     grouped = []
     if warpgroups:
-        folded = product.role == "parts"
-        grouped = [GemmVariant(tile) for tile in grouped_tiles_for(num_rows, product.dtype)]
-        persistent = persistent_tiles_for(num_rows, product.dtype, folded=folded)
+        grouped = [GemmVariant(tile) for tile in grouped_tiles_for(num_rows, dtype)]
+        persistent = persistent_tiles_for(num_rows, dtype, folded=folded)
         if product.role != "logits":  # of which no call has so many rows
             grouped += [GemmVariant(tile, folded) for tile in persistent]
     is_usual = num_rows <= GROUPED_USUALLY.get(product.role, 0)
