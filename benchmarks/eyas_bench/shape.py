@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from eyas.children import python_command
+from eyas.children import freeze_loaded, python_command
 from eyas.config import DraftConfig, EngineConfig
 from eyas.engine.engine import Engine
 from eyas.engine.ranks import Ranks, shard_of
@@ -56,7 +56,9 @@ def dummy_engine(
         tokenizer_directory=tokenizer_directory,
     )
     try:
-        return assemble(config, place, parts, verify=verify, captures=captures)
+        engine = assemble(config, place, parts, verify=verify, captures=captures)
+        freeze_loaded()  # as an engine's own process does
+        return engine
     except BaseException:
         if parts.ranks is not None:
             parts.ranks.close()

@@ -152,7 +152,6 @@ def grouped(head_dim: int, per_kv: int, dtype: str, *, has_sinks: bool = False) 
             "REGISTERS": attention_copied.REGISTERS,
             "LOADER_REGISTERS": attention_copied.LOADER_REGISTERS,
             "HAS_SINKS": has_sinks,
-            "TURNS": attention_copied.TURNS,
             "PDL": True,
         },
         num_warps=attention_copied.WARPS,

@@ -30,8 +30,6 @@ STAGES = 2
 REGISTERS = 240
 """Of a thread of a warpgroup; the warp that loads leaves its own to them."""
 LOADER_REGISTERS = 24
-TURNS = True
-"""Whether warpgroups multiply in turns."""
 HEAD_DIMS = (64, 128)
 
 
@@ -99,7 +97,6 @@ def attend_copied(
         REGISTERS=REGISTERS,
         LOADER_REGISTERS=LOADER_REGISTERS,
         HAS_SINKS=sinks_N is not None,
-        TURNS=TURNS,
         PDL=pdl,
         num_warps=WARPS,
         **UNFUSED,

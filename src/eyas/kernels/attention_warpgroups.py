@@ -1,8 +1,10 @@
 """Attention of prompt rows whose keys and values lie in consecutive rows, for a Hopper device.
 
-Promises: the bits of `attention_prefill.attend_prompts`, by the same matrix instructions and the same
-`merge`, in the same order. Two warpgroups of a program have 64 lines each and read the same splits,
-which a warp of its own brings: while one takes the softmax of a split the other multiplies.
+Promises: the bits of `attention_prefill.attend_prompts`, by products of the same columns and the same
+`merge`, in the same order, wherever the matrix instructions of warpgroups add up the weights as those
+of warps do (`attention.copied_prompts` tries it). Two warpgroups of a program have 64 lines each and
+read the same splits, which a warp of its own brings: while one takes the softmax of a split the other
+multiplies.
 Does not know: slots (`copies` copies from them), layers with a window, how values are stored.
 
 Method: a warpgroup multiplies the weights of a split with the values and then, at once, the queries
@@ -21,7 +23,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    mma_v2,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -116,8 +117,7 @@ def _score(q_MH, k_QLH, done, scores: gl.constexpr):
 
 @gluon.jit
 def _weights(score_ML, position_M, first, split, scale, dtype: gl.constexpr):
-    """(maximum, sum of weights, weights) of a split, as in `softmax.scores` and `softmax.weighted`."""
-    LINES: gl.constexpr = score_ML.shape[0]
+    """(maximum, weights) of a split, as in `softmax.scores` and `softmax.weighted`."""
     SPLIT: gl.constexpr = score_ML.shape[1]
     if (split + 1) * SPLIT > first + 1:  # not every line sees all of it
         column_L = gl.arange(0, SPLIT, layout=gl.SliceLayout(0, score_ML.type.layout))
@@ -126,21 +126,15 @@ def _weights(score_ML, position_M, first, split, scale, dtype: gl.constexpr):
     top_M = gl.max(score_ML, 1) * scale
     finite_top_M = gl.where(top_M == float("-inf"), 0.0, top_M)
     weight_ML = gl.exp2(gl.fma(score_ML, scale, -finite_top_M[:, None])).to(dtype)
-    # The instruction for which the sum in `weighted` is compiled: its order is not the others'.
-    narrow: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8]
-    )
-    sum_M8 = mma_v2(
-        gl.convert_layout(weight_ML, gl.DotOperandLayout(0, narrow, 2)),
-        gl.full((SPLIT, 8), 1.0, dtype, gl.DotOperandLayout(1, narrow, 2)),
-        gl.zeros((LINES, 8), gl.float32, narrow),
-    )
-    return top_M, sum_M8, weight_ML
+    return top_M, weight_ML
 
 
 @gluon.jit
-def _multiply(weight_ML, v_QLH, done, values: gl.constexpr):
-    """The weighted values of a split, which are there."""
+def _multiply(weight_ML, v_QLH, ones_L8, done, values: gl.constexpr):
+    """(weighted values, sums of weights) of a split, which are there."""
+    narrow: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 8, 16]
+    )
     LINES: gl.constexpr = weight_ML.shape[0]
     HEAD_DIM: gl.constexpr = v_QLH.shape[2]
     value_MH = warpgroup_mma(
@@ -150,7 +144,14 @@ def _multiply(weight_ML, v_QLH, done, values: gl.constexpr):
         use_acc=False,
         is_async=True,
     )
-    return warpgroup_mma_wait(num_outstanding=0, deps=[value_MH])
+    sum_M8 = warpgroup_mma(
+        gl.convert_layout(weight_ML, gl.DotOperandLayout(0, narrow, 2)),
+        ones_L8,
+        gl.zeros((LINES, 8), gl.float32, narrow),
+        use_acc=False,
+        is_async=True,
+    )
+    return warpgroup_mma_wait(num_outstanding=0, deps=[value_MH, sum_M8])
 
 
 @gluon.jit
@@ -187,12 +188,13 @@ def _attend(
     PER_KV: gl.constexpr,
     GROUP: gl.constexpr,
     HAS_SINKS: gl.constexpr,
-    TURNS: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """What a warpgroup does: its lines of this program's tiles, over all their splits."""
     q_TNH, out_TNH, tiles_X4, sinks_N = pointers
-    q_WMH, result_WMH, k_QLH, v_QLH, k_full_Q, v_full_Q, k_empty_Q, v_empty_Q, turn_W = memory
+    q_WMH, result_WMH, k_QLH, v_QLH, k_full_Q, v_full_Q, k_empty_Q, v_empty_Q, turn_W, ones_L8 = (
+        memory
+    )
     q_stride, scale, value_scale = numbers
     STAGES: gl.constexpr = k_QLH.shape[0]
     SPLIT: gl.constexpr = k_QLH.shape[1]
@@ -242,16 +244,14 @@ def _attend(
         score_ML = warpgroup_mma_wait(num_outstanding=0, deps=[score_ML])
         mbarrier.arrive(k_empty_Q.index(done % STAGES), count=1)
         for split in range(num_splits - 1):
-            top_M, sum_M8, weight_ML = _weights(score_ML, position_M, first, split, scale, dtype)
+            top_M, weight_ML = _weights(score_ML, position_M, first, split, scale, dtype)
             mbarrier.wait(v_full_Q.index(done % STAGES), done // STAGES & 1)
-            if TURNS:
-                mbarrier.wait(turn_W.index(WARPGROUP), (done & 1) ^ (1 - WARPGROUP))
-            value_MH = _multiply(weight_ML, v_QLH, done, values)
+            mbarrier.wait(turn_W.index(WARPGROUP), (done & 1) ^ (1 - WARPGROUP))
+            value_MH, sum_M8 = _multiply(weight_ML, v_QLH, ones_L8, done, values)
             ahead = done + 1
             mbarrier.wait(k_full_Q.index(ahead % STAGES), ahead // STAGES & 1)
             score_ML = _score(q_MH, k_QLH, ahead, scores)
-            if TURNS:
-                mbarrier.arrive(turn_W.index(1 - WARPGROUP), count=1)
+            mbarrier.arrive(turn_W.index(1 - WARPGROUP), count=1)
             mbarrier.arrive(v_empty_Q.index(done % STAGES), count=1)
             group, state = _merge_split(
                 group, state, result_MH, top_M, sum_M8, value_MH, split, GROUP
@@ -260,13 +260,11 @@ def _attend(
             mbarrier.arrive(k_empty_Q.index(ahead % STAGES), count=1)
             done = ahead
         last = num_splits - 1
-        top_M, sum_M8, weight_ML = _weights(score_ML, position_M, first, last, scale, dtype)
+        top_M, weight_ML = _weights(score_ML, position_M, first, last, scale, dtype)
         mbarrier.wait(v_full_Q.index(done % STAGES), done // STAGES & 1)
-        if TURNS:
-            mbarrier.wait(turn_W.index(WARPGROUP), (done & 1) ^ (1 - WARPGROUP))
-        value_MH = _multiply(weight_ML, v_QLH, done, values)
-        if TURNS:
-            mbarrier.arrive(turn_W.index(1 - WARPGROUP), count=1)
+        mbarrier.wait(turn_W.index(WARPGROUP), (done & 1) ^ (1 - WARPGROUP))
+        value_MH, sum_M8 = _multiply(weight_ML, v_QLH, ones_L8, done, values)
+        mbarrier.arrive(turn_W.index(1 - WARPGROUP), count=1)
         mbarrier.arrive(v_empty_Q.index(done % STAGES), count=1)
         done += 1
         group, state = _merge_split(group, state, result_MH, top_M, sum_M8, value_MH, last, GROUP)
@@ -312,7 +310,6 @@ def grouped_prompts_kernel(
     REGISTERS: gl.constexpr,
     LOADER_REGISTERS: gl.constexpr,
     HAS_SINKS: gl.constexpr,
-    TURNS: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Programs share out the tiles of queries and key/value heads, of which there are num_tiles.
@@ -340,7 +337,23 @@ def grouped_prompts_kernel(
         mbarrier.init(v_empty_Q.index(stage), count=2)
     mbarrier.init(turn_W.index(0), count=1)
     mbarrier.init(turn_W.index(1), count=1)
-    memory = (q_WMH, result_WMH, k_QLH, v_QLH, k_full_Q, v_full_Q, k_empty_Q, v_empty_Q, turn_W)
+    ones_8L = gl.allocate_shared_memory(dtype, [8, SPLIT], gl.NVMMASharedLayout(128, 16, 2))
+    ones_8L.store(
+        gl.full((8, SPLIT), 1.0, dtype, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
+    )
+    fence_async_shared()
+    memory = (
+        q_WMH,
+        result_WMH,
+        k_QLH,
+        v_QLH,
+        k_full_Q,
+        v_full_Q,
+        k_empty_Q,
+        v_empty_Q,
+        turn_W,
+        ones_8L.permute((1, 0)),
+    )
     pointers = (q_TNH, out_TNH, tiles_X4, sinks_N)
     numbers = (q_stride, scale, value_scale)
     gl.warp_specialize(
@@ -349,14 +362,14 @@ def grouped_prompts_kernel(
                 _attend,
                 (
                     pointers, num_tiles, memory, numbers, 0, NUM_KV_HEADS, PER_KV, GROUP, HAS_SINKS,
-                    TURNS, PDL,
+                    PDL,
                 ),
             ),
             (
                 _attend,
                 (
                     pointers, num_tiles, memory, numbers, 1, NUM_KV_HEADS, PER_KV, GROUP, HAS_SINKS,
-                    TURNS, PDL,
+                    PDL,
                 ),
             ),
             (_load_splits, (kv_blocks, tiles_X4, num_tiles, memory, NUM_KV_HEADS, PDL)),

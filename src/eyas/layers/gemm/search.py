@@ -37,6 +37,7 @@ from eyas.layers.gemm.variants import (
     BUCKETS,
     FOLDED_BEYOND,
     FOLDED_USUALLY,
+    GATED_BY_PERSISTENT,
     GROUPED_USUALLY,
     LIBRARY,
     LIBRARY_AFTER_GROUPED,
@@ -194,7 +195,7 @@ def search_on(device: torch.device) -> Search:
         PERSISTENT_TILES,
         PERSISTENT_FOLDED_TILES,
     )
-    library = (ALONE, LIBRARY_USUALLY, LIBRARY_AFTER_GROUPED)
+    library = (ALONE, LIBRARY_USUALLY, LIBRARY_AFTER_GROUPED, GATED_BY_PERSISTENT)
     rules = (TIE, USUAL, *library, GROUPED_USUALLY, FOLDED_BEYOND, FOLDED_USUALLY)
     kernels = sorted(Path(gemm.__file__).parent.glob("gemm*.py"))
     machine = {

@@ -46,6 +46,9 @@ GROUPED_USUALLY: dict[Role, int] = {"gated": 192, "parts": MANY_ROWS}
 """Up to this many rows, tiles by warpgroups come before our other tiles, if there are any."""
 LIBRARY_AFTER_GROUPED = 192
 """If they do, the library is the default variant only beyond this many rows."""
+GATED_BY_PERSISTENT = 512
+"""Beyond this many rows, persistent programs are the default variant of gated products: the library
+needs a second kernel for the activation."""
 FOLDED_BEYOND, FOLDED_USUALLY = 128, 256
 """Beyond the first number of rows a program may compute all parts of a sum (`GemmVariant.folded`);
 beyond the second this is the default."""
@@ -181,11 +184,13 @@ def candidates(
         persistent = persistent_tiles_for(num_rows, dtype, folded=folded)
         if product.role != "logits":  # of which no call has so many rows
             grouped += [GemmVariant(tile, folded) for tile in persistent]
-    is_usual = num_rows <= GROUPED_USUALLY.get(product.role, 0)
+    leads = bool(grouped) and product.role == "gated" and num_rows > GATED_BY_PERSISTENT
+    is_usual = leads or num_rows <= GROUPED_USUALLY.get(product.role, 0)
     variants = [*grouped, *variants] if is_usual else [*variants, *grouped]
     if library:
         beyond = LIBRARY_AFTER_GROUPED if grouped and is_usual else LIBRARY_USUALLY
-        variants = [LIBRARY, *variants] if num_rows > beyond else [*variants, LIBRARY]
+        is_first = num_rows > beyond and not leads
+        variants = [LIBRARY, *variants] if is_first else [*variants, LIBRARY]
     return tuple(variants)
 
 
