@@ -13,14 +13,17 @@ import torch
 
 from eyas import LLM
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
-from eyas.core import SamplingParams
+from eyas.core import Request, SamplingParams
+from eyas.draft import RootDrafter
 from eyas.draft_tree import DraftTree
 from eyas.engine.startup.captures import captured_sizes
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.graphs import Captured, Stages, StepGraphs
+from eyas.runner.step_inputs import StepSizes, sizes_with_prompts
 from eyas.runner.table import SequenceTable
 from eyas.sampling.params import BatchParams, SequenceParams
-from tests.laws.captures import UnkindGraphs
+from tests.laws.captures import UnkindGraphs, make_unkind
+from tests.laws.world import Setting, new_engine, run
 
 
 def step(stages: Stages, number: torch.Tensor) -> int:
@@ -254,3 +257,41 @@ def test_a_prepared_stage_is_captured_without_running_before() -> None:
         assert (len(runs), graphs.num_failing) == (num_runs, 0)
         assert stages.run("a", 0, stage) == result
         assert len(runs) == num_runs + (result == "ran")
+
+
+def test_the_time_of_a_capture_is_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else prompts would be cut into small chunks after the first steps of a load."""
+    setting = Setting(max_model_len=100, flights=1, prefix_cache=False)
+    engine = new_engine(setting, RootDrafter())
+    kept = make_unkind(engine)
+    times: list[float] = []
+    monkeypatch.setattr(engine.scheduler, "learn", lambda plan, seconds: times.append(seconds))
+    requests = [
+        Request(id=f"{i}", prompt_token_ids=[1, 2, 3 + i], params=SamplingParams(max_tokens=9))
+        for i in range(2)
+    ]
+    for is_first in (True, False):
+        num_steps, num_captured = engine.metrics.num_steps, kept.num_captured
+        times.clear()
+        run(engine, requests)
+        num_steps = engine.metrics.num_steps - num_steps
+        assert (kept.num_captured > num_captured) == is_first
+        assert (len(times) < num_steps) == is_first
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (StepSizes(1, 1, 40, 1), StepSizes(1, 1, 63, 4)),
+        (StepSizes(3, 1, 61, 3), StepSizes(4, 1, 124, 4)),
+        (StepSizes(3, 1, 60, 4), StepSizes(4, 1, 60, 8)),
+        (StepSizes(65, 1, 500, 1), StepSizes(128, 1, 512, 4)),
+        (StepSizes(4, 6, 100, 1), StepSizes(4, 6, 104, 4)),
+        (StepSizes(5, 6, 100, 1), None),
+        (StepSizes(1, 1, 1023, 1), StepSizes(1, 1, 1023, 4)),
+        (StepSizes(1, 1, 1024, 1), None),
+    ],
+)
+def test_steps_with_prompts_share_few_sizes(step: StepSizes, expected: StepSizes | None) -> None:
+    """A chunk of padding is always left."""
+    assert sizes_with_prompts(step, 1024) == expected

@@ -116,7 +116,8 @@ class Engine:
         if flight is not None:
             self._ready += self._committer.commit(flight)
             seconds = self.launcher.learn(flight)
-            self.scheduler.learn(flight.plan, seconds)
+            if seconds is not None:
+                self.scheduler.learn(flight.plan, seconds)
 
     def _take_deltas(self) -> list[Delta]:
         """Return the deltas that are ready, and forget the requests that have finished."""

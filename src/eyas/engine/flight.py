@@ -109,7 +109,8 @@ class Forward:
 class Flight:
     """A launched step. The fields are in the order in which they are set.
 
-    started: when it was prepared, in seconds of `time.perf_counter`.
+    started: when it was prepared, in seconds of `time.perf_counter`. num_captured: graphs that had been
+    captured by then.
     is_constrained: whether a sequence of the step has a grammar.
     reads_automata: whether drafting or pruning reads automata before the forward pass, so that all
     earlier steps must have landed by then.
@@ -128,6 +129,7 @@ class Flight:
 
     plan: StepPlan
     started: float = 0.0
+    num_captured: int = 0
     is_constrained: bool = False
     reads_automata: bool = False
     planned: PlannedBatch | None = None

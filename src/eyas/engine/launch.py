@@ -82,10 +82,14 @@ class Launcher:
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], vocab_size, table.device)
 
+    @property
+    def _num_captured(self) -> int:
+        return 0 if self.graphs is None else self.graphs.num_captured
+
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> Flight:
         """Start a flight and build the host side of its batch, while earlier steps may still run."""
-        flight = Flight(plan, time.perf_counter())
+        flight = Flight(plan, time.perf_counter(), self._num_captured)
         if any(sequence.automaton is not None for sequence in plan.rooted):
             is_read_by_drafter = self.drafters[0].reads_automata and plan.width > 1
             flight.is_constrained = True
@@ -250,14 +254,17 @@ class Launcher:
         except Exception:
             log.exception("the drafter failed to observe a step")
 
-    def learn(self, flight: Flight) -> float:
+    def learn(self, flight: Flight) -> float | None:
         """Report a landed step to its drafter: the time it took, and which nodes were accepted.
 
-        Returns that time, in seconds from the landing of the step before, or from the step's start.
+        Returns that time, in seconds from the landing of the step before, or from the step's start. It
+        is None if a graph was captured meanwhile, which other steps do not do.
         """
         now = time.perf_counter()
-        taken = now - max(flight.started, self._landed_at)
+        taken: float | None = now - max(flight.started, self._landed_at)
         self._landed_at = now
+        if self._num_captured != flight.num_captured:
+            taken = None
         landed, tree, drafter = flight.landed, flight.proposed, flight.drafter
         has_failed = flight.error is not None or flight.verdict is None
         if has_failed or landed is None or tree is None or drafter is None:

@@ -8,6 +8,7 @@ Does not know: what is exchanged.
 from __future__ import annotations
 
 import logging
+import random
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -29,6 +30,9 @@ MOST_BYTES = 4 << 20
 """Bytes of an exchange, of all ranks' tensors together, up to which it goes through symmetric memory:
 for two ranks 128 rows of 4096 float32. It sends twice as many bytes as NCCL, but in less time."""
 NUMBER_BYTES = 4
+TRIAL_ROUNDS, TRIAL_EXCHANGES = 12, 16
+TRIAL_SIZES = (1, 64, 100, 1000, 4096, 5 * 4096, 40_000)
+"""Numbers of a rank in an exchange of the trial."""
 NAME: Any = "eyas"
 """Of the process group under which torch looks for the ranks while they exchange addresses."""
 NEVER_NS = 1 << 62
@@ -203,18 +207,26 @@ def _inbox(group: Ranks, words: torch.Tensor, addresses: list[int]) -> Inbox:
 
 
 def _tried(group: Ranks, inbox: Inbox, most_seconds: float) -> Symmetric:
-    """Return exchanges whose results are those of NCCL. Raises Unavailable if they are not."""
+    """Return exchanges whose results are those of NCCL, of many sizes one after the other, while ranks
+    are late at random. Raises Unavailable if they are not."""
     found = Symmetric(inbox, most_seconds)
     device = inbox.words.device
     generator = torch.Generator(device).manual_seed(group.rank)
+    common, own = random.Random(0), random.Random(1 + group.rank)
     most = MOST_BYTES // group.size // NUMBER_BYTES
-    for size in (4096, most, 1000, most):
-        x = torch.randn(size, generator=generator, device=device)
-        expected = group.all_gather(x)
-        same = torch.equal(_bits(found.all_gather(x)), _bits(expected))
-        same &= torch.equal(_bits(found.summed(x)), _bits(tree_sum(expected)))
-        if not same or found.reason is not None:
-            raise Unavailable(found.reason or "a trial has found other numbers than NCCL")
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    for _ in range(TRIAL_ROUNDS):
+        sizes = [common.choice(TRIAL_SIZES) for _ in range(TRIAL_EXCHANGES)] + [most]
+        parts = [torch.randn(size, generator=generator, device=device) for size in sizes]
+        expected = [group.all_gather(x) for x in parts]
+        if device.type == "cuda":
+            torch.cuda._sleep(own.choice((0, 10_000, 200_000)))
+        results = [(found.all_gather(x), found.summed(x)) for x in parts]
+        for (gathered, summed), all_N in zip(results, expected, strict=True):
+            wrong += (_bits(gathered) != _bits(all_N)).sum()
+            wrong += (_bits(summed) != _bits(tree_sum(all_N))).sum()
+    if int(wrong) or found.reason is not None:
+        raise Unavailable(found.reason or "a trial has found other numbers than NCCL")
     return found
 
 

@@ -14,9 +14,12 @@ import torch
 
 SMALLEST_LENGTH = 512
 """Sequences up to this length share graphs. Longer ones share them up to each power of two."""
-MOST_ROWS_WITH_PROMPTS = 1536
+MOST_ROWS_WITH_PROMPTS = 1024
 """Rows of the largest forward pass with prompt chunks that runs from a graph: a device takes longer for
 larger ones than a host for launching their kernels."""
+MOST_DRAFTING_WITH_PROMPTS = 4
+"""Sequences with drafts of the largest such forward pass: with more, steps of a loaded server have so
+many sizes that few occur twice."""
 FEWEST_CHUNKS = 4
 """Prompt chunks of the smallest graph. Chunks without rows cost nothing."""
 
@@ -82,11 +85,13 @@ def length_of(length: int) -> int:
 
 def sizes_with_prompts(step: StepSizes, most_rows: int) -> StepSizes | None:
     """Return the sizes of the graph that serves a step with prompt chunks; None if its forward pass
-    would have more than `most_rows` rows.
+    would have more than `most_rows` rows, or if many sequences draft.
 
     There are powers of two of sequences up to 64, then multiples of 64. All rows together are a
     multiple of 64, above 512 of 128. One more chunk has the rows of padding.
     """
+    if step.width > 1 and step.num_sequences > MOST_DRAFTING_WITH_PROMPTS:
+        return None
     num = 1 << (step.num_sequences - 1).bit_length()
     if num > 64:
         num = -(-step.num_sequences // 64) * 64
