@@ -105,10 +105,10 @@ ON_GPU |= {
     ],
 }
 PLAIN = ("bench", "decode", "--dummy-weights", "--drafter", "root", "--prompt-tokens", "128")
-DENSE = (*PLAIN, "--shape", "llama-3.1-8b", "--batch", "1,8,32", "--max-tokens", "64")
+DENSE = (*PLAIN, "--shape", "llama-3.1-8b", "--max-tokens", "64")
 ON_GPU |= {
-    "h200_dense_bf16": [*DENSE, "--repeats", "2"],
-    "h200_dense_fp8": [*DENSE, "--quantization", "fp8", "--repeats", "2"],
+    "h200_dense_bf16": [*DENSE, "--batch", "1,8,32,256", "--repeats", "2"],
+    "h200_dense_fp8": [*DENSE, "--batch", "1,8,32", "--quantization", "fp8", "--repeats", "2"],
 }
 CHAIN_OF_3 = (
     *("--drafter", "head", "--draft-steps", "3", "--draft-topk", "1", "--draft-nodes", "4"),
