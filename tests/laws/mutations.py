@@ -160,9 +160,9 @@ MUTATIONS = [
     Mutation(
         "the first slots are committed, not the accepted ones",
         "engine/commit.py",
-        "Committer._commit_slots",
-        "span.node_slots[nodes]",
-        "span.node_slots[: len(nodes)]",
+        "_at",
+        "node_slots[nodes]",
+        "node_slots[:num]",
         NAMED + "accepted_nodes_are_stored_where_later_requests_look",
     ),
     Mutation(
@@ -418,8 +418,8 @@ MUTATIONS = [
         "a step is planned without the one in flight",
         "engine/scheduler.py",
         "Scheduler._add_span",
-        "sequence.num_tokens + sequence.num_in_flight_tokens + 1",
-        "sequence.num_tokens + 1",
+        "num_tokens + sequence.num_in_flight_tokens + 1",
+        "num_tokens + 1",
         NAMED + "a_flight_ahead_sees_what_the_one_before_it_chose[1]",
     ),
     Mutation(
@@ -686,6 +686,23 @@ MUTATIONS = [
         "Mark(m.offset - num_dropped, m.token_id, m.length)",
         "Mark(m.offset, m.token_id, m.length)",
         MARKS + "a_mark_that_waits_moves_with_the_text_that_is_forgotten",
+    ),
+    Mutation(
+        "a graph keeps the prompt chunks that it was captured with",
+        "runner/batch.py",
+        "PlannedBatch.begin",
+        "graphs.to_static_array('prompt chunks', self._chunks_C4)",
+        "send(self._chunks_C4, table.device)",
+        "tests/laws/test_capture_law.py"
+        "::test_prompts_are_stored_from_graphs_beside_other_sequences[dense]",
+    ),
+    Mutation(
+        "the time of a capture counts as that of its rows",
+        "engine/launch.py",
+        "Launcher.learn",
+        "self._num_captured != flight.num_captured",
+        "False",
+        "tests/engine/test_step_graphs.py::test_the_time_of_a_capture_is_not_learnt",
     ),
     Mutation(
         "graphs of all stages share their memory",

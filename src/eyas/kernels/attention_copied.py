@@ -50,6 +50,7 @@ def queries_of_tile(shape: HeadShape) -> int:
     return WARPGROUPS * (LINES // shape.per_kv)
 
 
+@cache
 def shared_layout(head_dim: int, dtype: torch.dtype) -> Any:
     """How the keys or values of a split lie in shared memory."""
     kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]

@@ -14,6 +14,7 @@ warpgroups, P = Q * G; H half of a tile's weights, where they are gate and up.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -244,6 +245,7 @@ def grouped_product_kernel(
         )
 
 
+@cache
 def shared_layout(num_rows: int, dtype: torch.dtype) -> Any:
     """How a block of so many rows and BLOCK_K columns lies in shared memory."""
     kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
