@@ -25,6 +25,7 @@ from .quantised import (
     FP8_BLOCKS,
     GPTQ,
     Case,
+    Pieces,
     awq,
     change_config,
     fp8,
@@ -33,6 +34,7 @@ from .quantised import (
     weights,
     write_quantised,
 )
+from .test_text_towers import make_checkpoint
 from .tiny import make_model, save_model
 
 SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1, "head_dim": 64}
@@ -231,3 +233,23 @@ def test_columns_sorted_against_the_configuration_are_refused(copy: Path) -> Non
     write_quantised(copy, Case({**GPTQ, "group_size": 128}, gptq(128, is_sorted=True)))
     with pytest.raises(ValueError, match=r"g_idx' sorts the columns, but desc_act"):
         held(copy)
+
+
+def test_experts_in_one_transposed_tensor_are_dequantised(tmp_path: Path) -> None:
+    """As in the files of Qwen3-VL's authors: kernels read rows, and those are columns there."""
+    directory = tmp_path / "model"
+    make_checkpoint("Qwen3VLMoe", directory)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if ".mlp.experts." in name]:
+        tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    save_file(tensors, file, {"format": "pt"})
+    of_expert = fp8(128, 128, "scale")
+
+    def quantise(weight: torch.Tensor, generator: torch.Generator) -> tuple[Pieces, torch.Tensor]:
+        pieces, values = zip(*(of_expert(each, generator) for each in weight), strict=True)
+        stacked = {name: torch.stack([each[name] for each in pieces]) for name in pieces[0]}
+        return {"": stacked["weight"], "_scale_inv": stacked["scale"]}, torch.stack(values)
+
+    plain = held(write_quantised(directory, Case(FP8_BLOCKS, quantise), suffix="_proj"))
+    assert_alike(held(directory), plain, 0)

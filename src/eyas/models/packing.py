@@ -21,7 +21,7 @@ from eyas.layers.gemm.variants import is_supported
 from eyas.models.formats import StoredTensor
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import fused_name, stores_transposed
-from eyas.parallel.cut import Cut, Parameter
+from eyas.parallel.cut import Cut, Parameter, whole_shape
 
 _TAKEN = re.compile(
     r"layers\.\d+\.(attention\.[qkvo]|mlp\.(experts\.\d+\.|shared\.)?(gate|up|gate_up|down))\.weight"
@@ -151,9 +151,13 @@ def _layout_of(
     known = [layout for layout in layouts if layout is not None]
     if len({replace(layout, rows=1) for layout in known}) > 1:
         return "parts of a weight are stored in different ways"
+    num_columns = whole_shape(parameters[group[0]])[1]
     for tensor in distinct:
         assert tensor.packing is not None
-        if tensor.packing.is_transposed != (is_transposed and len(tensor.shape) == 3):
+        holds_columns = is_transposed and len(tensor.shape) == 3
+        # A format that is used as it is stored has the rows of experts; the shapes of others show it.
+        is_turned = not tensor.packing.is_transposed and tensor.shape[-1] != num_columns
+        if tensor.packing.is_transposed != holds_columns or is_turned:
             return "rows are stored as columns"
     if not _keeps_blocks_of_columns(first, group, parameters):
         return "ranks divide columns that are packed together"
