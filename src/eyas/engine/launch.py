@@ -16,7 +16,6 @@ import time
 import numpy as np
 import torch
 
-from eyas.config import EngineConfig
 from eyas.core import STEP_FAILED
 from eyas.draft import Drafter, RootDrafter, StepReport
 from eyas.draft_tree import DraftTree, Verdict
@@ -32,7 +31,6 @@ from eyas.runner.batch import Batch, PlannedBatch, padding_batch
 from eyas.runner.graphs import CAPTURED_AT, StepGraphs
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.runner import ModelRunner, Output
-from eyas.runner.step_inputs import MOST_ROWS_WITH_PROMPTS
 from eyas.runner.table import SequenceTable
 from eyas.sampling import BatchParams, SequenceParams
 from eyas.transfer import Outbox
@@ -332,41 +330,6 @@ class Launcher:
             self._params = BatchParams(sequences, self._vocab_size, self.table.device)
             self._params_key = key
         return self._params
-
-
-def open_launcher(
-    config: EngineConfig,
-    runner: ModelRunner,
-    drafter: Drafter,
-    max_length: int,
-    vocab_size: int,
-    *,
-    verify: Verify,
-) -> Launcher:
-    """Return a launcher with a sequence table of its own. max_length: of a sequence."""
-    scheduling, kv = config.scheduler, runner.backend.kv
-    table = SequenceTable(
-        scheduling.num_seats,
-        max_length,
-        drafter.width,
-        runner.model.device,
-        kv.states,
-        kv.windows,
-    )
-    most_prompt_rows = 0
-    if runner.captures_prompts:
-        on_gpu = table.device.type == "cuda"
-        most_prompt_rows = min(MOST_ROWS_WITH_PROMPTS, scheduling.rows(on_gpu=on_gpu))
-    return Launcher(
-        runner,
-        table,
-        drafter,
-        vocab_size,
-        mask_seconds=config.grammar.mask_seconds,
-        verify=verify,
-        max_graph_batch=scheduling.max_graph_batch,
-        most_prompt_rows=most_prompt_rows,
-    )
 
 
 def _limit_nodes(tree: DraftTree, batch: Batch, plan: StepPlan) -> None:

@@ -18,7 +18,6 @@ from eyas.draft import Drafter
 from eyas.engine.engine import Engine
 from eyas.engine.grammars import compile_pool, obstacle
 from eyas.engine.kv_events import EventPublisher, check_endpoints
-from eyas.engine.launch import open_launcher
 from eyas.engine.ranks import Ranks
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.startup.captures import run_common_steps
@@ -34,6 +33,7 @@ from eyas.engine.startup.memory import (
     size_engine,
     states_choices,
 )
+from eyas.engine.startup.open_launcher import open_launcher
 from eyas.engine.startup.rehearsal import compile_steps, start_compilers
 from eyas.engine.startup.start_choices import (
     Stopwatch,

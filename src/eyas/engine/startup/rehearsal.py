@@ -18,12 +18,12 @@ from dataclasses import replace
 import msgspec
 import torch
 
-from eyas.engine.launch import open_launcher
 from eyas.engine.startup.captures import captured_lengths, captured_sizes
 from eyas.engine.startup.drafters import build_drafter
 from eyas.engine.startup.exactness import open_probe
 from eyas.engine.startup.load import Parts
 from eyas.engine.startup.memory import EngineSizes
+from eyas.engine.startup.open_launcher import open_launcher
 from eyas.engine.verifier import verify
 from eyas.kernels import usable
 from eyas.kernels.ahead import CompileCounts, CompiledMark, collecting
