@@ -41,12 +41,10 @@ def test_tiles_are_those_of_the_other_kernel_and_know_where_their_sequence_is_co
     ("stored", "wanted"), [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)]
 )
 @pytest.mark.parametrize("sizes", [(2, 64), (5, 128)], ids=str)
-@pytest.mark.parametrize("has_window_slots", [False, True])
 def test_copies_are_the_slots_in_the_order_of_positions(
     sizes: tuple[int, int],
     stored: torch.dtype,
     wanted: torch.dtype,
-    has_window_slots: bool,
     device: torch.device,
 ) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -54,20 +52,17 @@ def test_copies_are_the_slots_in_the_order_of_positions(
     slots_AC = torch.randperm(1299, generator=generator)[:1290].view(5, -1).add_(1).to(device)
     seats_B = torch.tensor([3, 1, 4, 0], device=device)
     runs = [(1, 0, 0, 33), (2, 33, 100, 28), (3, 61, 96, 160)]
-    window_slots_S = torch.randperm(1300, generator=generator).to(device)
     copied_PX = copy_slots(
         kv_S2GH,
         torch.from_numpy(cut_copied(runs, 32).splits_Y3).to(device),
         seats_B,
         slots_AC,
         wanted,
-        window_slots_S=window_slots_S if has_window_slots else None,
     )
     base = 0
     for sequence, _, position, count in runs:
         end = position + count
         slots = slots_AC[seats_B[sequence], :end]
-        slots = window_slots_S[slots] if has_window_slots else slots
         assert torch.equal(copied_PX[base : base + end], kv_S2GH[slots].flatten(1).to(wanted))
         next_base = base + -(-end // SPLIT) * SPLIT
         assert not copied_PX[base + end : next_base].any()
@@ -188,7 +183,6 @@ def test_copying_compiles_for_hopper() -> None:
             "num_columns": "i32",
         },
         {
-            "window_slots": None,
             "WIDTH": 2048,
             "COLUMNS": 1024,
             "POSITIONS": 16,

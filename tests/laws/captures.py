@@ -135,5 +135,5 @@ def make_unkind(engine: Engine, max_graphs: int = MAX_GRAPHS, captured_at: int =
     """Let an engine run its steps from such graphs from now on."""
     graphs = engine.launcher.graphs = UnkindGraphs(max_graphs, captured_at)
     engine.launcher._outbox = LateOutbox()
-    engine.launcher.most_prompt_rows = 512
+    engine.launcher.most_prompt_rows = 512 if engine.runner.captures_prompts else 0
     return graphs

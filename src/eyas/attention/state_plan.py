@@ -28,6 +28,7 @@ class StatePlan:
     """Plans a forward pass, then updates the states layer by layer with `recur`."""
 
     def __init__(self, layout: AttentionLayout, states: SequenceStates) -> None:
+        assert layout.chunks is None, "states are updated by chunks that the host knows"
         self._layout = layout
         self._states = states
         self._lines: Lines | None = None

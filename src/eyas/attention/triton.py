@@ -169,7 +169,6 @@ class _Plan(Plan):
                 "sinks_N": sinks_N,
                 "key_scale": scales.key,
                 "value_scale": scales.value,
-                "window_slots_S": window_slots_S,
                 "pdl": pdl,
             }
             copied = self._copied_prompts(store, shape)
@@ -179,6 +178,7 @@ class _Plan(Plan):
                 tiles = backend.tiles[store]
                 tiles_X4 = self._prompt_tiles(tiles.height // shape.per_kv)
                 places = (layout.seats_B, layout.slots_AC)
+                how["window_slots_S"] = window_slots_S
                 attend_prompts(q_TNH, kv_S2GH, out_TNH, tiles_X4, *places, shape, tiles, **how)
         if self._stop < len(out_TNH):
             out_TNH[self._stop :].zero_()

@@ -54,6 +54,7 @@ class EntryPlan:
     """A forward pass of such layers: where each row finds its keys, which all layers share."""
 
     def __init__(self, layout: AttentionLayout, write_slots_T: torch.Tensor, *, pdl: bool) -> None:
+        assert layout.chunks is None, "entries are made of chunks that the host knows"
         self._slots_AC = layout.slots_AC
         self._write_slots_T = write_slots_T
         self._pdl = pdl

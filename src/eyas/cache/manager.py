@@ -238,9 +238,7 @@ class CacheManager:
         if not len(kept):
             part.give(reserved)
         elif len(kept) < len(reserved):
-            held = set(kept.tolist())
-            rejected = [slot for slot in reserved.tolist() if slot not in held]
-            part.give(np.array(rejected, dtype=np.int64))
+            part.give(_rejected(reserved, kept))
         if self.windows is not None:
             # Flights that have not landed have no query before the next position.
             self._leave_windows(lease, end - self.windows.reach)
@@ -420,6 +418,15 @@ def _remove(arrays: list[np.ndarray], array: np.ndarray) -> bool:
             del arrays[i]
             return True
     return False
+
+
+def _rejected(reserved: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Return the reserved slots that are not among those that are kept, which are in the same order."""
+    differs = kept != reserved[: len(kept)]
+    num_same = int(differs.argmax()) if differs.any() else len(kept)
+    held = set(kept[num_same:].tolist())
+    rest = [slot for slot in reserved[num_same:].tolist() if slot not in held]
+    return np.array(rest, dtype=np.int64)
 
 
 def _up_to_snapshot(matched: np.ndarray, node: RadixNode) -> tuple[np.ndarray, RadixNode]:

@@ -68,5 +68,5 @@ def _outcomes(report: StepReport) -> dict[int, tuple[int, int]]:
     return {
         sequence: (size - 1, max(0, count - 1))
         for sequence, count, size in results
-        if size > 1 or report.seconds is not None
+        if size > 1 or not report.num_prompt_rows
     }

@@ -71,8 +71,9 @@ class LandedStep:
 
     outcomes: by sequence, for those that could have a draft: (tokens drafted, of them accepted). The
     keys are numbers that a sequence has in all steps. seconds: since the step before; None if the step
-    also stored prompt chunks. is_chain: the draft was a chain. is_steady: no step of another shape ran
-    in that time. num_caught_up: missing rows that the drafting network computed first.
+    also stored prompt chunks, or captured a graph. is_chain: the draft was a chain. is_steady: no step
+    of another shape ran in that time. num_caught_up: missing rows that the drafting network computed
+    first.
     """
 
     size: StepSize

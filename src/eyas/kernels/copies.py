@@ -20,7 +20,7 @@ import triton.language as tl
 
 from eyas.kernels.attention_prefill import cut
 from eyas.kernels.launch import enter, launch_options
-from eyas.kernels.softmax import SPLIT, own_slots
+from eyas.kernels.softmax import SPLIT
 
 POSITIONS = 16
 """Positions that a program copies."""
@@ -34,7 +34,6 @@ def copy_slots_kernel(
     splits_Y3,
     seats_B,
     slots_AC,
-    window_slots,
     num_columns,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -50,7 +49,7 @@ def copy_slots_kernel(
     row_P = first + tl.arange(0, POSITIONS)
     position_P = tl.load(split + 1) + row_P % SPLIT
     is_stored_P = position_P < tl.load(split + 2)
-    slot_P = own_slots(tl.load(table + position_P, mask=is_stored_P, other=0), window_slots)
+    slot_P = tl.load(table + position_P, mask=is_stored_P, other=0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < WIDTH
     source = kv_S2GH + slot_P[:, None] * WIDTH + column[None, :]
@@ -94,13 +93,10 @@ def copy_slots(
     slots_AC: torch.Tensor,
     dtype: torch.dtype,
     *,
-    window_slots_S: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Return [P, 2 * G * H] the contents of the slots of `splits_Y3` (`CopiedTiles`), SPLIT rows each.
-
-    window_slots_S: the place in `kv_S2GH` of each slot; None if it is the slot.
-    """
+    """Return [P, 2 * G * H] the contents of the slots of `splits_Y3` (`CopiedTiles`), SPLIT rows of
+    each."""
     width = kv_S2GH[0].numel()
     copied_PX = torch.empty((len(splits_Y3) * SPLIT, width), dtype=dtype, device=kv_S2GH.device)
     columns = min(triton.next_power_of_2(width), MOST_COLUMNS)
@@ -110,7 +106,6 @@ def copy_slots(
         splits_Y3,
         seats_B,
         slots_AC,
-        window_slots_S,
         slots_AC.stride(0),
         WIDTH=width,
         COLUMNS=columns,

@@ -77,8 +77,8 @@ def rotate_and_store_kernel(
 ):
     """One program a row and BLOCK_HEADS heads; pairs (h, h + H/2) stand in two tiles.
 
-    Weights, angles and slots are read before the wait: they are older than the product of the heads,
-    which has waited before it lets this kernel start.
+    Weights and angles are read before the wait: they are older than the product of the heads, which has
+    waited before it lets this kernel start. Slots may be the result of the kernel before.
     """
     if PDL:
         cuda.gdc_launch_dependents()
@@ -95,7 +95,6 @@ def rotate_and_store_kernel(
     cosine_high = tl.load(table + HALF, mask=is_inside, other=0.0).to(tl.float32)
     sine_low = tl.load(table + 2 * HALF, mask=is_inside, other=0.0).to(tl.float32)
     sine_high = tl.load(table + 3 * HALF, mask=is_inside, other=0.0).to(tl.float32)
-    slot = tl.load(slots_T + row)
     weight_low, weight_high = 1.0, 1.0
     if HAS_NORM:
         q_low = tl.load(q_weight_H + inner_1H, mask=is_inner, other=0.0).to(tl.float32)
@@ -106,6 +105,7 @@ def rotate_and_store_kernel(
         weight_high = tl.where(is_query, q_high, k_high)
     if PDL:
         cuda.gdc_wait()
+    slot = tl.load(slots_T + row)
     dtype: tl.constexpr = q_TNH.dtype.element_ty
     source = heads_ZTX + row * row_stride + head_N1 * (2 * HALF) + inner_1H
     low = part_sum(source, part_stride, is_inside, NUM_PARTS).to(dtype)

@@ -121,9 +121,9 @@ def open_symmetric(
         with torch.cuda.device(device):
             words = _together(group, lambda: _allocated(group.size, device))
             addresses = _together(group, lambda: _met(group, store, words))
-            found = _together(
-                group, lambda: _tried(group, _inbox(group, words, addresses), most_seconds)
-            )
+            _together(group, lambda: _launched(group.size, device))
+            inbox = _inbox(group.rank, group.size, words, addresses)
+            found = _together(group, lambda: _tried(group, inbox, most_seconds))
     except Unavailable as error:
         log.info("rank %d exchanges everything by NCCL: %s", group.rank, error)
         return None
@@ -191,19 +191,33 @@ def _met(group: Ranks, store: dist.Store, words: torch.Tensor) -> list[int]:
     return addresses
 
 
-def _inbox(group: Ranks, words: torch.Tensor, addresses: list[int]) -> Inbox:
+def _inbox(rank: int, size: int, words: torch.Tensor, addresses: list[int]) -> Inbox:
     from eyas.kernels.exchange import Inbox
 
     device = words.device
     return Inbox(
-        group.rank,
-        group.size,
+        rank,
+        size,
         words,
         torch.tensor(addresses, dtype=torch.int64, device=device),
-        torch.zeros(_num_channels(group.size), dtype=torch.int32, device=device),
+        torch.zeros(_num_channels(size), dtype=torch.int32, device=device),
         torch.zeros(1, dtype=torch.int32, device=device),
         torch.zeros(1, dtype=torch.int32, pin_memory=True),
     )
+
+
+def _launched(num_ranks: int, device: torch.device) -> None:
+    """Launch the kernel once without other ranks, which do not come in time: if it cannot be compiled
+    or launched on this rank, no other one waits for it."""
+    from eyas.kernels.exchange import exchange, num_words
+
+    length = num_words(_num_channels(num_ranks), num_ranks)
+    words = torch.zeros(length, dtype=torch.int64, device=device)
+    inbox = _inbox(0, num_ranks, words, [words.data_ptr()] * num_ranks)
+    for adds in (False, True):
+        own = torch.zeros(TRIAL_SIZES[-1], device=device)
+        exchange(inbox, own, adds=adds, most_ns=0, pdl=own.is_cuda)
+    torch.cuda.synchronize(device)
 
 
 def _tried(group: Ranks, inbox: Inbox, most_seconds: float) -> Symmetric:

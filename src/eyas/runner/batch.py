@@ -232,7 +232,7 @@ class PlannedBatch:
         sizes = None
         if own.num_chunks and self._is_plain():
             sizes = sizes_with_prompts(own, most_prompt_rows)
-        if sizes is not None and sizes.num_prompt_rows - own.num_prompt_rows > table.num_columns:
+        if sizes is not None and sizes.num_prompt_rows - own.num_prompt_rows > table.last_position:
             sizes = None  # the rows of padding are positions of one sequence
         if sizes is not None and graphs.captures((sizes, length, signature), at_once=at_once):
             self._captures_prompts = True
@@ -296,8 +296,10 @@ class PlannedBatch:
             chunks_C4 = graphs.to_static_array("prompt chunks", self._chunks_C4)
             prompt_stages = graphs.of((sizes, self._max_length), stages)
             prompt_stages.is_prepared |= self._is_prepared
-        else:
+        elif sizes.num_chunks:
             chunks_C4 = send(self._chunks_C4, table.device)
+        else:
+            chunks_C4 = torch.empty((0, 4), dtype=torch.int64, device=table.device)
         return Batch(
             table=table,
             spans=self._spans,

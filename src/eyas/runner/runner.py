@@ -23,6 +23,7 @@ from eyas.models import Decoder
 from eyas.runner.ranks import Leader
 from eyas.runner.rows import ForwardRows
 from eyas.runner.sequence_share import AllRows, SequenceRanks
+from eyas.runner.step_inputs import MOST_ROWS_WITH_PROMPTS
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +103,7 @@ class ModelRunner:
             backend.kv.windows.on_change = leader.change_windows
         self.order = model.order
         self._logits_RV: torch.Tensor | None = None
+        self._taps: list[torch.Tensor] = []
 
     @property
     def captures_prompts(self) -> bool:
@@ -128,9 +130,25 @@ class ModelRunner:
             hidden_TD = share.everywhere(hidden_TD)
         return Output(
             wanted_logits(rows, hidden_TD, self._logits, self.order),
-            [share.on_first(tap) for tap in tapped],
+            self._shared_taps(rows, [share.on_first(tap) for tap in tapped]),
             rows.write_slots_T,
         )
+
+    def _shared_taps(self, rows: ForwardRows, taps: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return hidden states in buffers that captured forward passes with prompt chunks have in
+        common: there are many of them, and each would keep its own."""
+        if rows.layout.chunks is None or not taps or not usable(taps[0].device):
+            return taps
+        num_rows = len(taps[0])
+        if not self._taps or len(self._taps[0]) < num_rows:
+            if taps[0].is_cuda and torch.cuda.is_current_stream_capturing():
+                return taps  # the buffers would be memory of that graph
+            most = max(num_rows, MOST_ROWS_WITH_PROMPTS)
+            self._taps = [tap.new_empty((most, tap.shape[1])) for tap in taps]
+        shared = [buffer[:num_rows] for buffer in self._taps]
+        for buffer, tap in zip(shared, taps, strict=True):
+            buffer.copy_(tap)
+        return shared
 
     def _logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
         num_rows = len(hidden_RD)

@@ -105,7 +105,6 @@ class EngineContestant:
         self._engine = llm.engine
         self._forward_seconds = 0.0
         self._propose_seconds = 0.0
-        self._saw_prompt_rows = False
         self._num_batches = 0
         self._wrap()
 
@@ -142,7 +141,7 @@ class EngineContestant:
                 engine.add(waiting.pop())
                 num_open += 1
             self._forward_seconds = self._propose_seconds = 0.0
-            self._saw_prompt_rows = False
+            num_prompt_tokens = engine.metrics.num_prompt_tokens
             before = time.perf_counter()
             deltas = engine.step()
             now = time.perf_counter()
@@ -150,7 +149,7 @@ class EngineContestant:
             if deltas and not has_first:
                 has_first = True
                 run.first_tokens.append(now - started)
-            if not self._saw_prompt_rows:
+            if engine.metrics.num_prompt_tokens == num_prompt_tokens:
                 run.steps.append(now - before)
                 run.forwards.append(self._forward_seconds)
                 run.proposals.append(self._propose_seconds)
@@ -174,7 +173,6 @@ class EngineContestant:
         forward, propose = engine.runner.forward, engine.drafter.propose
 
         def timed_forward(rows: Any, taps: tuple[int, ...] = ()) -> Any:
-            self._saw_prompt_rows |= bool(rows.layout.contexts)
             wait()
             before = time.perf_counter()
             output = forward(rows, taps)
