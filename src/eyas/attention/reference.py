@@ -79,9 +79,10 @@ class _Plan(Plan):
     ) -> None:
         super().__init__(kv, layout, write_slots_T)
         self._kernels = kernels
-        self._groups = context_lanes(layout)
+        self._lanes = context_lanes(layout)
+        self._node_lanes: Lanes | None = None
         if layout.nodes is not None:
-            self._groups.extend(split_by_width(node_lanes(layout, layout.nodes)))
+            self._node_lanes = node_lanes(layout, layout.nodes)
         self._queries: dict[LayerStore, TiledQueries | _CompiledQueries] = {}
         self._compressed: CompressedPlan | None = None
 
@@ -101,8 +102,19 @@ class _Plan(Plan):
         """Return what layers of one kind share."""
         kernel, num_rows = self._kernels[store], len(self._write_slots_T)
         if isinstance(kernel, CompiledAttention):
-            return _CompiledQueries(self._groups, store, kernel, num_rows, window_slots_S)
-        return TiledQueries(self._groups, store, kernel, self._kv.dtype, num_rows, window_slots_S)
+            lanes = self._lanes
+            if self._node_lanes is not None:  # whose widths do not matter to it
+                lanes = [*lanes, self._node_lanes]
+            return _CompiledQueries(lanes, store, kernel, num_rows, window_slots_S)
+        lanes = self._by_width()
+        return TiledQueries(lanes, store, kernel, self._kv.dtype, num_rows, window_slots_S)
+
+    def _by_width(self) -> list[Lanes]:
+        """Return the lanes of prompt chunks and of trees, each of one key width."""
+        if self._node_lanes is not None:
+            self._lanes.extend(split_by_width(self._node_lanes))
+            self._node_lanes = None
+        return self._lanes
 
     def compress(
         self,
@@ -115,7 +127,7 @@ class _Plan(Plan):
         store = self._kv.stores[layer]
         assert isinstance(store, CompressedStore)
         if self._compressed is None:
-            self._compressed = CompressedPlan(self._groups, self._write_slots_T)
+            self._compressed = CompressedPlan(self._by_width(), self._write_slots_T)
         slots_SD = self._kv.layers[layer].flatten(1)
         return self._compressed.run(store, slots_SD, inputs_TX, q_TNH, sinks_N, compression)
 

@@ -29,6 +29,7 @@ from eyas.engine.verifier import Verify
 from eyas.kernels import usable
 from eyas.runner.batch import Batch, PlannedBatch, padding_batch
 from eyas.runner.graphs import CAPTURED_AT, StepGraphs
+from eyas.runner.recording import Recordings
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.runner import ModelRunner, Output
 from eyas.runner.table import SequenceTable
@@ -44,7 +45,8 @@ class Launcher:
     mask_seconds: time limit for the masks of one step; draft nodes without a mask by then are not used.
     verify: computes the verdicts. drafters: the drafter, then the root drafter, which is used for a
     step in which the first one fails. max_graph_batch: largest number of sequences of a step that
-    runs from CUDA graphs; None is no limit. graphs: None if no step is captured, as on a CPU.
+    runs from CUDA graphs; None is no limit. graphs: None if no step is captured. records: record plain
+    steps on a CPU, of which each then has to land before the next one is launched.
     most_prompt_rows: as in `PlannedBatch`.
     """
 
@@ -59,6 +61,7 @@ class Launcher:
         verify: Verify,
         max_graph_batch: int | None,
         most_prompt_rows: int = 0,
+        records: bool = False,
     ) -> None:
         self._verify = verify
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
@@ -74,7 +77,9 @@ class Launcher:
         self.max_graph_batch = min(limit, table.num_seats)
         captures = usable(table.device) and self.max_graph_batch > 0
         self.most_prompt_rows = most_prompt_rows
-        self.graphs = None
+        self.graphs: StepGraphs | None = None
+        if records and self.max_graph_batch > 0:
+            self.graphs = Recordings(table.device)
         if captures:
             self.graphs = StepGraphs(table.device, captured_at=CAPTURED_AT, announcer=runner.leader)
         self._params_key: tuple[int, ...] = ()
@@ -93,8 +98,13 @@ class Launcher:
             flight.is_constrained = True
             flight.reads_automata = is_read_by_drafter or self.masking.prunes
         try:
-            is_captured = len(plan.rooted) <= self.max_graph_batch
-            flight.planned = self._plan_batch(plan, self.graphs if is_captured else None)
+            graphs = self.graphs
+            if graphs is not None and (
+                len(plan.rooted) > self.max_graph_batch
+                or not graphs.serves(plan.width, plan.num_prompt_rows)
+            ):
+                graphs = None
+            flight.planned = self._plan_batch(plan, graphs)
         except Exception:
             self._note_failure("a step could not be prepared")
             flight.num_failed += 1

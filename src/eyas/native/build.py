@@ -18,8 +18,11 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +68,25 @@ def load(
     return built
 
 
+class _Noted(threading.local):
+    """add: notes the calls of this thread; None if nobody wants to know."""
+
+    add: Callable[[Callable[[], object]], object] | None = None
+
+
+_noted = _Noted()
+
+
+@contextmanager
+def noting_calls(add: Callable[[Callable[[], object]], object]) -> Iterator[None]:
+    """Give `add` each call of this thread, to be made again. The caller keeps the tensors alive."""
+    before, _noted.add = _noted.add, add
+    try:
+        yield
+    finally:
+        _noted.add = before
+
+
 def call(name: str, function: Callable[..., None], *arguments: Any) -> None:
     """Call a function of a library. torch's profiler sees it under this name."""
     if torch.autograd._profiler_enabled():
@@ -72,6 +94,8 @@ def call(name: str, function: Callable[..., None], *arguments: Any) -> None:
             function(*arguments)
     else:
         function(*arguments)
+    if _noted.add is not None:
+        _noted.add(partial(function, *arguments))
 
 
 def build(source: Path) -> Built:

@@ -53,7 +53,10 @@ def node_rows(tree: DraftTree, sequences: TableSequences) -> NodeRows:
         place_chain(sequences.slots_AC, seats_B, roots_B, slots_BW)
     else:
         positions_BW = roots_B.unsqueeze(1) + node_depths(parents_BW)
-    grid_BW, picked_R = ragged_rows(nodes_W < tree.sizes_B.unsqueeze(1))
+    if width == 1:  # every tree has its root
+        grid_BW, picked_R = torch.arange(len(seats_B), device=device).unsqueeze(1), None
+    else:
+        grid_BW, picked_R = ragged_rows(nodes_W < tree.sizes_B.unsqueeze(1))
     columns = [tree.tokens_BW.reshape(-1), positions_BW.reshape(-1), slots_BW.reshape(-1)]
     if picked_R is None:
         picked_R = grid_BW.view(-1)

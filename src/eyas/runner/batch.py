@@ -25,7 +25,6 @@ from eyas.ops.table import TableSequences
 from eyas.runner.graphs import Stages, StepGraphs
 from eyas.runner.step_inputs import (
     StepSizes,
-    bucket_of,
     length_of,
     sizes_with_prompts,
 )
@@ -237,7 +236,7 @@ class PlannedBatch:
         if sizes is not None and graphs.captures((sizes, length, signature), at_once=at_once):
             self._captures_prompts = True
         else:
-            num = bucket_of(own.num_sequences) if sizes is None else sizes.num_sequences
+            num = graphs.bucket(own.num_sequences) if sizes is None else sizes.num_sequences
             sizes = replace(own, num_sequences=num)
             shape = num, own.width, length, signature
             if not graphs.captures(shape, at_once=at_once):

@@ -38,7 +38,7 @@ import torch
 
 from eyas.draft_tree import DraftTree
 from eyas.ops.capture import restoring_generator
-from eyas.runner.step_inputs import StepInputs
+from eyas.runner.step_inputs import StepInputs, bucket_of
 from eyas.sampling.params import BatchParams
 from eyas.transfer import Inbox, refill, send
 
@@ -72,6 +72,12 @@ class Announcer(Protocol):
     def drop(self, number: int) -> None: ...
 
 
+class Replayed(Protocol):
+    """A CUDA graph, or what is one on another device."""
+
+    def replay(self) -> object: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Captured:
     """A captured stage and the result that its replays write.
@@ -79,7 +85,7 @@ class Captured:
     replaying: the context of a replay in which the other ranks have a part.
     """
 
-    graph: torch.cuda.CUDAGraph
+    graph: Replayed
     result: Any
     replaying: Callable[[], AbstractContextManager[None]] = nullcontext
 
@@ -128,11 +134,11 @@ class Stages:
         self.graphs = graphs
         self.read = read
         self.is_prepared = False
-        self._captured: dict[Hashable, Captured] = {}
+        self.captured: dict[Hashable, Captured] = {}
         self._has_given_up = False
 
     def __len__(self) -> int:
-        return len(self._captured)
+        return len(self.captured)
 
     def run(self, name: Hashable, key: Hashable, stage: Callable[[], Result]) -> Result:
         """Return what `stage` returns, by capture or replay where possible.
@@ -141,7 +147,7 @@ class Stages:
         """
         if self._has_given_up:
             return stage()
-        captured = self._captured.get((name, key))
+        captured = self.captured.get((name, key))
         if captured is not None:
             captured.replay()
         else:
@@ -152,9 +158,9 @@ class Stages:
                 if captured is None:
                     # The result of the call is valid, but stages that read it must not be captured.
                     self._has_given_up = True
-                    self._captured.clear()
+                    self.captured.clear()
                     return result
-            self._captured[name, key] = captured
+            self.captured[name, key] = captured
             self.graphs.make_room()
         self.graphs.num_replays += 1
         return captured.result
@@ -171,7 +177,7 @@ class Stages:
 
     def to_static(self, tree: DraftTree) -> DraftTree:
         """Return `tree` at fixed addresses: itself if a replay wrote it, else a copy."""
-        results = (captured.result for captured in self._captured.values())
+        results = (captured.result for captured in self.captured.values())
         if any(isinstance(own, DraftTree) and _is_same(own, tree) for own in results):
             return tree
         return self.graphs.to_static(tree)
@@ -184,7 +190,10 @@ class StepGraphs:
     shape from which its steps are captured. announcer: to the other ranks; None where there are none.
     prepares: whether steps of a shape run without graphs first, unless they are captured at once.
     num_captured: graphs captured so far; num_replays: calls that were served by a replay.
+    captures_at_start: common shapes are worth capturing before the first request.
     """
+
+    captures_at_start = True
 
     def __init__(
         self,
@@ -215,6 +224,14 @@ class StepGraphs:
     def new_stages(self, read: Stages | None = None) -> Stages:
         """Return the stages of a new shape."""
         return Stages(self, read)
+
+    def serves(self, width: int, num_prompt_rows: int) -> bool:
+        """Return whether steps with trees of this width and so many prompt rows can be captured."""
+        return True
+
+    def bucket(self, num: int) -> int:
+        """Return the number of sequences of the graph that serves `num`."""
+        return bucket_of(num)
 
     def captures(self, shape: Hashable, *, at_once: bool) -> bool:
         """Count a step of this shape, and return whether it runs from graphs.
@@ -298,7 +315,7 @@ class StepGraphs:
         self._alive.setdefault(name, WeakSet()).add(captured)
         return captured
 
-    def _record(self, name: Hashable, stage: Callable[[], Any]) -> tuple[Any, Any]:
+    def _record(self, name: Hashable, stage: Callable[[], Any]) -> tuple[Replayed, Any]:
         """Return the graph of a stage and its result."""
         if not self._alive.get(name):  # a pool without graphs cannot be used again
             self._pools[name] = torch.cuda.graph_pool_handle()
@@ -333,7 +350,8 @@ class StepGraphs:
         key = (key, tuple(values.shape), str(values.dtype))
         held = self._arrays.get(key)
         if held is None:
-            held = self._arrays[key] = send(values, self._device)
+            sent = send(values, self._device)  # on a CPU in the memory of the values
+            held = self._arrays[key] = sent if sent.is_cuda else sent.clone()
         else:
             refill(held, values)
         return held

@@ -130,17 +130,18 @@ def assemble(
     )
     watch.lap()
     captured: list[int] = []
-    if captures and engine.launcher.graphs is not None:
+    graphs = engine.launcher.graphs
+    if captures and graphs is not None and graphs.captures_at_start:
         is_adaptive = drafting is not None and drafting.is_adaptive
         tree_width = 1 if is_adaptive else drafter.shape.alone.width
         captured = run_common_steps(engine.launcher, tree_width, sizes.max_length)
     on_device: tuple[StartChoice, ...] = ()
     if usable(device):
-        graphs = graphs_choice(sizes.config, captured, watch.lap())
+        captures_choice = graphs_choice(sizes.config, captured, watch.lap())
         on_device = (
             compiled_choice(compiled, compile_seconds),
             search_choice(search_on(device).report()),
-            graphs,
+            captures_choice,
         )
     engine.info = msgspec.structs.replace(
         info,

@@ -37,6 +37,7 @@ def open_launcher(
     if runner.captures_prompts:
         on_gpu = table.device.type == "cuda"
         most_prompt_rows = min(MOST_ROWS_WITH_PROMPTS, scheduling.rows(on_gpu=on_gpu))
+    lands_at_once = scheduling.flights in ("auto", 0)
     return Launcher(
         runner,
         table,
@@ -46,4 +47,5 @@ def open_launcher(
         verify=verify,
         max_graph_batch=scheduling.max_graph_batch,
         most_prompt_rows=most_prompt_rows,
+        records=table.device.type == "cpu" and lands_at_once and runner.leader is None,
     )

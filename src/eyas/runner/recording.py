@@ -1,0 +1,259 @@
+"""Recordings of stages on a CPU: what a CUDA graph is on a GPU.
+
+A stage is run once while torch's operations and the calls of compiled C are noted. A replay runs these
+again with the same tensors, without the Python that has led to them, which takes as long as the numbers
+of a small model do. Views and empty tensors need nothing: what they refer to stays.
+
+Promises: a replay has the bits of the stage. A stage that reads a tensor on the host, draws random
+numbers, or makes a tensor whose shape depends on data, is refused while it is recorded; so is one whose
+tensors take more than `MOST_BYTES`.
+Does not know: what a stage computes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eyas.native.build import noting_calls
+from eyas.runner.graphs import Stages, StepGraphs
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+FORWARD = "forward"
+"""The stage without which recording is of no use."""
+RECORDED_AT = 4
+"""The occurrence of a step's shape that is recorded: it takes about twice as long."""
+MOST_RECORDINGS = 64
+"""Stages that are kept; each has tensors of its own."""
+MOST_BYTES = 32 << 20
+"""Of all tensors that a recording keeps. Where they are larger, Python does not matter."""
+_READS = frozenset({"tolist", "numpy", "item", "__bool__", "__int__", "__index__", "__float__"})
+"""Methods of a tensor that return its numbers."""
+_UNSUITABLE = frozenset(
+    {
+        torch.Tag.data_dependent_output,
+        torch.Tag.dynamic_output_shape,
+        torch.Tag.nondeterministic_seeded,
+    }
+)
+"""Tags of operations that read numbers, whose results have a shape that depends on them, or that are
+random."""
+_COMPOSITE = frozenset(
+    {"item", "is_nonzero", "argwhere", "nonzero_numpy", "unique_dim", "repeat_interleave"}
+)
+"""Such operations that have no tag, because they consist of others."""
+_EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_CONSTANT = frozenset(
+    {
+        *("arange", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones"),
+        *("full", "full_like", "new_full"),
+    }
+)
+"""Operations whose results have the same numbers each time."""
+
+
+class NotRecordable(Exception):
+    """A stage cannot be replayed; says why."""
+
+
+class Recording:
+    """The operations of a stage, in order. It keeps their tensors alive."""
+
+    def __init__(self) -> None:
+        self._operations: list[Callable[[], object]] = []
+        self._kept: list[Any] = []
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    def replay(self) -> None:
+        """Run the operations again."""
+        for operation in self._operations:
+            operation()
+
+    def add(self, operation: Callable[[], object]) -> None:
+        self._operations.append(operation)
+
+    def keep(self, *values: Any) -> None:
+        """Keep tensors for as long as the recording lives."""
+        self._kept.append(values)
+
+    def count(self, tensor: torch.Tensor) -> None:
+        """Count a tensor that the stage has made. Raises NotRecordable if all are too large."""
+        self._num_bytes += tensor.nbytes
+        if self._num_bytes > MOST_BYTES:
+            raise NotRecordable(f"its tensors take more than {MOST_BYTES >> 20} MiB")
+
+
+def record(stage: Callable[[], Result]) -> tuple[Recording, Result]:
+    """Run a stage on a CPU. Returns its recording, and the result that replays write.
+
+    Raises NotRecordable if it cannot be replayed.
+    """
+    recording = Recording()
+    with noting_calls(recording.add), _Operations(recording), _Reads():
+        result = stage()
+    return recording, result
+
+
+class _Operations(TorchDispatchMode):
+    """Notes the operations of torch."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2].rstrip("_")
+        if name in _COMPOSITE or _depends_on_data(name, func, args):
+            raise NotRecordable(f"it uses {func._schema.name}")
+        result = func(*args, **kwargs)
+        recording = self._recording
+        recording.keep(args, kwargs, result)
+        if func._schema.is_mutable:
+            recording.add(partial(func, *args, **kwargs))
+            return result
+        results = result if isinstance(result, tuple | list) else (result,)
+        if not all(isinstance(each, torch.Tensor) for each in results):
+            raise NotRecordable(f"{func._schema.name} returns no tensor")
+        own = {_memory(each) for each in (*args, *kwargs.values()) if _is_tensor(each)}
+        made = [each for each in results if _memory(each) not in own]
+        for each in made:
+            recording.count(each)
+        if not made or name in _EMPTY:
+            return result
+        if name in _CONSTANT:
+            recording.add(partial(result.copy_, result.clone()))
+        elif isinstance(result, torch.Tensor):
+            recording.add(partial(_again, func, args, kwargs, result))
+        else:
+            recording.add(partial(_all_again, func, args, kwargs, tuple(results)))
+        return result
+
+
+class _Reads(TorchFunctionMode):
+    """Refuses to return numbers of tensors to the host."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in _READS:
+            raise NotRecordable("it reads numbers on the host")
+        return func(*args, **(kwargs or {}))
+
+
+def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> None:
+    """Run an operation again, and write what it returns to the tensor of the first time."""
+    _write(func, result, func(*args, **kwargs))
+
+
+def _all_again(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[torch.Tensor, ...]
+) -> None:
+    """Do the same for an operation that returns several tensors."""
+    for old, new in zip(results, func(*args, **kwargs), strict=True):
+        _write(func, old, new)
+
+
+def _write(func: Any, old: torch.Tensor, new: torch.Tensor) -> None:
+    if old.shape != new.shape:
+        raise RuntimeError(f"{func._schema.name} returned another shape than when it was recorded")
+    old.copy_(new)
+
+
+def _depends_on_data(name: str, func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether numbers decide about the shape of a result, or about more than its numbers."""
+    if name == "index":  # by a condition, or by positions
+        return any(_is_tensor(each) and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+    return (name == "where" and len(args) == 1) or not _UNSUITABLE.isdisjoint(func.tags)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class RecordedStages(Stages):
+    """The recorded stages of one step shape.
+
+    A stage that cannot be recorded is called each time, and so are those of the same step that come
+    after it, since they may read its result.
+    """
+
+    graphs: Recordings
+
+    def __init__(self, graphs: Recordings, read: Stages | None = None) -> None:
+        super().__init__(graphs, read)
+        self._refused: set[Hashable] = set()
+        self.has_called = False
+
+    def run(self, name: Hashable, key: Hashable, stage: Callable[[], Result]) -> Result:
+        if self.has_called or (name, key) in self._refused:
+            self.has_called = True
+            return stage()
+        captured = self.captured.get((name, key))
+        if captured is not None:
+            captured.replay()
+        else:
+            try:
+                captured = self.graphs.capture(name, stage)
+            except NotRecordable as why:
+                log.debug("a stage of a step is not recorded: %s: %s", name, why)
+                self._refused.add((name, key))
+                self.graphs.are_in_vain |= name == FORWARD
+                self.has_called = True
+                return stage()
+            self.captured[name, key] = captured
+            self.graphs.make_room()
+        self.graphs.num_replays += 1
+        return captured.result
+
+
+class Recordings(StepGraphs):
+    """The recorded stages of all step shapes, of plain steps on a CPU: drafts are trees of their own
+    sizes there, and a prompt takes much longer than Python.
+
+    Results are valid until the next step, so a step has to land before that. are_in_vain: forward
+    passes of this model cannot be recorded, so nothing else is.
+    """
+
+    captures_at_start = False
+
+    def __init__(self, device: torch.device, recorded_at: int = RECORDED_AT) -> None:
+        super().__init__(device, MOST_RECORDINGS, recorded_at)
+        self.are_in_vain = False
+
+    def new_stages(self, read: Stages | None = None) -> RecordedStages:
+        return RecordedStages(self, read)
+
+    def of(self, shape: Hashable, read: Stages | None = None) -> Stages:
+        stages = super().of(shape, read)
+        assert isinstance(stages, RecordedStages)
+        stages.has_called = False
+        return stages
+
+    def serves(self, width: int, num_prompt_rows: int) -> bool:
+        return width == 1 and not num_prompt_rows and not self.are_in_vain
+
+    def bucket(self, num: int) -> int:
+        """Return `num`: rows of padding take as long as others."""
+        return num
+
+    def _record(self, name: Hashable, stage: Callable[[], Any]) -> tuple[Recording, Any]:
+        return record(stage)

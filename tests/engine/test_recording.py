@@ -1,0 +1,115 @@
+"""Recordings of stages on a CPU: what they replay, and what they refuse."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+
+from eyas.native.build import call
+from eyas.runner.recording import MOST_BYTES, NotRecordable, Recordings, record
+
+CPU = torch.device("cpu")
+
+
+def test_a_replay_does_with_new_numbers_what_the_stage_does() -> None:
+    """Views, results in place, constants that are written to, several results, and lists."""
+    x_AB, places = torch.randn(4, 6), torch.tensor([3, 0])
+
+    def stage() -> tuple[torch.Tensor, ...]:
+        sums = torch.zeros(6)
+        sums.add_(x_AB[1]).add_(x_AB.t()[:, 2])
+        counted = torch.arange(6)
+        counted[places] += 10
+        largest = x_AB.topk(2, dim=1)
+        picked = torch.where(x_AB > 0, x_AB, 0.0)[places]
+        joined = torch.cat([picked, x_AB.reshape(6, 4).t()[:2]])
+        joined[0].mul_(2)
+        return sums, counted, largest.values, largest.indices, joined, joined.contiguous().view(-1)
+
+    recording, result = record(stage)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        x_AB.copy_(torch.randn(4, 6))
+        places.copy_(torch.randperm(4)[:2])
+        expected = [each.clone() for each in stage()]
+        recording.replay()
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(result, expected, strict=True))
+    assert len(recording) > 8
+
+
+def test_calls_of_compiled_code_are_made_again_in_their_place() -> None:
+    x, seen = torch.zeros(3), []
+
+    def add(pointer: int, number: float) -> None:
+        first = ctypes.c_float.from_address(pointer)
+        seen.append(first.value)
+        first.value += number
+
+    def stage() -> torch.Tensor:
+        x.mul_(2)
+        call("test::add", add, x.data_ptr(), 1.0)
+        return x + 1
+
+    recording, result = record(stage)
+    recording.replay()
+    assert seen == [0.0, 2.0] and result.tolist() == [4.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum().item(),
+        lambda x: int(x[0]),
+        lambda x: float(x[0]),
+        lambda x: bool((x > 0).all()),
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        lambda x: [1, 2, 3][x.long()[0]],
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x.masked_select(x > 0),
+        lambda x: torch.where(x > 0),
+        lambda x: torch.equal(x, x),
+        lambda x: x.unique(),
+        lambda x: x.repeat_interleave(torch.tensor([1, 2, 1])),
+        lambda x: torch.rand(3),
+        lambda x: x.clone().exponential_(),
+        torch.randn_like,
+        lambda x: x.softmax(0).multinomial(1),
+        lambda x: torch.zeros(MOST_BYTES // 4 + 1) + 1,
+    ],
+)
+def test_what_depends_on_numbers_or_chance_is_refused(
+    read: Callable[[torch.Tensor], object],
+) -> None:
+    x = torch.tensor([1.0, 0.0, 2.0])
+    with torch.inference_mode(), pytest.raises(NotRecordable):
+        record(partial(read, x))
+
+
+def test_a_stage_that_is_refused_is_called_with_those_after_it_in_its_step() -> None:
+    """And the next step is recorded up to there again."""
+    graphs, number = Recordings(CPU, recorded_at=1), torch.zeros(())
+
+    def step() -> list[float]:
+        stages = graphs.of("a")
+        forward = stages.run("forward", 0, lambda: number + 1)
+        verdict = stages.run("verdict", 0, lambda: torch.tensor(float(forward) * 2))
+        last = stages.run("last", 0, lambda: verdict + forward)
+        return [float(forward), float(verdict), float(last)]
+
+    for value in (3.0, 5.0, 8.0):
+        number.fill_(value)
+        assert step() == [value + 1, 2 * (value + 1), 3 * (value + 1)]
+    assert graphs.num_captured == 1 and not graphs.are_in_vain
+
+
+def test_nothing_is_recorded_where_forward_passes_cannot_be() -> None:
+    graphs, number = Recordings(CPU, recorded_at=1), torch.zeros(())
+    assert graphs.serves(1, 0) and not graphs.serves(2, 0) and not graphs.serves(1, 5)
+    assert graphs.of("a").run("forward", 0, lambda: int(number)) == 0
+    assert graphs.are_in_vain and not graphs.serves(1, 0)

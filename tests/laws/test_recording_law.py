@@ -1,0 +1,61 @@
+"""The recording law: steps that are replayed on a CPU choose the tokens of steps that are not, with the
+log-probabilities of those."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from eyas.core import Request, SamplingParams
+from eyas.draft import RootDrafter
+from eyas.runner.recording import Recordings
+from tests.laws.cases import walk_text
+from tests.laws.world import LAYERS, Answers, Setting, new_engine, run
+
+PARAMS = (
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 0.0, "logprobs": 3},
+    {"temperature": 1.0, "n": 2},
+)
+OTHER = {"temperature": 0.7, "repetition_penalty": 1.3, "logit_bias": {70: 4.0}}
+"""Of a request whose steps have no graphs."""
+
+
+def answers(layers: str, *, recorded: bool) -> tuple[Answers, Recordings | None]:
+    """Of requests that come and go, so that steps have one to five sequences; with preemption."""
+    draw = random.Random(layers)
+    first, *later = [
+        Request(
+            id=f"{i}",
+            prompt_token_ids=walk_text(i, draw.choice((2, 9, 40)), [0, 1]),
+            params=SamplingParams(
+                seed=i,
+                max_tokens=draw.randrange(20, 60),
+                **(OTHER if i == 7 else PARAMS[i // 3 % len(PARAMS)]),
+            ),
+        )
+        for i in range(15)
+    ]
+    setting = Setting(max_model_len=120, num_slots=330, max_num_seqs=5, layers=layers)
+    engine = new_engine(setting, RootDrafter())
+    assert isinstance(engine.launcher.graphs, Recordings)
+    graphs = Recordings(torch.device("cpu"), recorded_at=1) if recorded else None
+    engine.launcher.graphs = graphs
+    found = run(engine, [first], arrivals={9 * i: [each] for i, each in enumerate(later)})
+    assert engine.metrics.num_failed_steps == 0
+    return found, graphs
+
+
+@pytest.mark.parametrize("layers", ["dense", *LAYERS])
+def test_steps_that_are_replayed_choose_what_others_choose(layers: str) -> None:
+    expected, _ = answers(layers, recorded=False)
+    found, graphs = answers(layers, recorded=True)
+    assert found == expected
+    assert graphs is not None
+    if layers == "dense":
+        assert graphs.num_replays > 100 and not graphs.are_in_vain
+    else:  # experts are chosen, states updated and entries compressed by what the host reads
+        assert graphs.are_in_vain
