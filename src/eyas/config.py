@@ -133,8 +133,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_batch_tokens: most rows of a step (prompt chunks and tree nodes together). "auto" is 512 on
     a CPU and 2048 on a GPU, where a step of few rows takes as long as one of many.
     flights: steps that may be in flight when the next one is launched (0 or 1).
-    max_graph_batch: largest number of sequences of a step that runs from CUDA graphs. None captures
-    steps of any size, 0 captures none.
+    max_graph_batch: largest number of sequences of a step that runs from CUDA graphs, on a CPU from
+    recordings. None captures steps of any size, 0 captures none.
     max_step_ms: milliseconds that a step may take while sequences decode. Prompt chunks are made
     smaller accordingly, by the time of the steps before. "auto" is 50 on a GPU, and no limit on a CPU.
     """

@@ -186,7 +186,7 @@ def test_a_head_that_does_not_draft_computes_nothing_on_a_cpu(
         return combine(taps)
 
     monkeypatch.setattr(head, "combine", noted)
-    monkeypatch.setattr(network, "MAX_PENDING_ROWS", 40)
+    monkeypatch.setattr(network, "MAX_HELD_ROWS", 40)
     drafter = restless(inner)
     drafter._policy.choose = lambda size: PLAIN  # type: ignore[method-assign]
     engine = new_engine(SETTING, drafter)

@@ -322,7 +322,7 @@ MUTATIONS = [
         "rejected slots are not returned",
         "cache/manager.py",
         "CacheManager.commit",
-        "part.give(np.array(rejected, dtype=np.int64))",
+        "part.give(_rejected(reserved, kept))",
         "part.give(reserved[len(kept) :])",
         MANAGER + "kept_slots_stay_where_they_are_and_the_others_return",
     ),

@@ -84,7 +84,7 @@ def ask(llm: LLM, numbers: Sequence[int], temperature: float) -> list[Choice]:
 def plumbing_of_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     take_kernels(monkeypatch, *PLUMBING)
     monkeypatch.setattr(runners, "usable", lambda device: True)
-    monkeypatch.setattr(network, "MAX_PENDING_ROWS", 0)
+    monkeypatch.setattr(network, "MAX_HELD_ROWS", 0)
     monkeypatch.setattr(Masking, "prunes", False)
     yield
 

@@ -1,17 +1,20 @@
 """The recording law: steps that are replayed on a CPU choose the tokens of steps that are not, with the
-log-probabilities of those."""
+log-probabilities of those, and leave a drafting network with the same features."""
 
 from __future__ import annotations
 
 import random
+from itertools import cycle
 
 import pytest
 import torch
 
 from eyas.core import Request, SamplingParams
 from eyas.draft import RootDrafter
+from eyas.draft.timing import PLAIN
 from eyas.runner.recording import Recordings
-from tests.laws.cases import walk_text
+from tests.laws.cases import restless, walk_text
+from tests.laws.heads import head_drafter
 from tests.laws.world import LAYERS, Answers, Setting, new_engine, run
 
 PARAMS = (
@@ -59,3 +62,27 @@ def test_steps_that_are_replayed_choose_what_others_choose(layers: str) -> None:
         assert graphs.num_replays > 100 and not graphs.are_in_vain
     else:  # experts are chosen, states updated and entries compressed by what the host reads
         assert graphs.are_in_vain
+
+
+def test_a_head_remembers_steps_that_are_replayed() -> None:
+    def run_once(*, recorded: bool) -> tuple[Answers, tuple[torch.Tensor, ...], int]:
+        setting = Setting(max_model_len=120, num_slots=200)
+        head = head_drafter("eagle3", setting.dtype, setting.num_slots, 4, topk=1)
+        shapes = cycle((PLAIN, PLAIN, PLAIN, head.shape))
+        drafter = restless(head)
+        drafter._policy.choose = lambda size: next(shapes)  # type: ignore[method-assign]
+        engine = new_engine(setting, drafter)
+        graphs = Recordings(torch.device("cpu"), recorded_at=1) if recorded else None
+        engine.launcher.graphs = graphs
+        params = SamplingParams(temperature=0.0, seed=5, max_tokens=60)
+        found = run(engine, [Request(id="0", prompt_token_ids=[0, 1, 2], params=params)])
+        assert engine.metrics.num_failed_steps == 0
+        assert graphs is None or graphs.num_replays > 50
+        return found, head.networks[0].slot_tensors(), engine.stats().num_accepted_tokens
+
+    expected, expected_rows, num_accepted = run_once(recorded=False)
+    found, rows, num = run_once(recorded=True)
+    assert found == expected
+    assert num == num_accepted > 10
+    for one, other in zip(rows, expected_rows, strict=True):
+        assert torch.equal(one, other)

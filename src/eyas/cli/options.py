@@ -170,8 +170,8 @@ MaxStepMs = Annotated[
 MaxGraphBatch = Annotated[
     int | None,
     resource_option(
-        help="On a GPU: maximum number of sequences of a step that runs as CUDA graphs; 0 disables "
-        "CUDA graphs. Default: no limit.",
+        help="Maximum number of sequences of a step that runs from CUDA graphs (on a CPU from "
+        "recordings); 0 disables them. Default: no limit.",
     ),
 ]
 NoPrefixCache = Annotated[

@@ -39,8 +39,13 @@ class DraftNetwork(Protocol):
     target_ids_U: torch.Tensor | None
     draft_vocab_size: int
 
-    def remember(self, output: Output) -> None:
-        """Store the target's features of a step, by slot."""
+    def remember(self, output: Output, *, may_hold: bool) -> None:
+        """Store the target's features of a step, by slot. may_hold: later steps leave the output as it
+        is, so it may be stored when features are next read; else nothing may be held (`store_held`)."""
+        ...
+
+    def store_held(self) -> None:
+        """Store what is held."""
         ...
 
     def recall(self, slots_T: torch.Tensor) -> torch.Tensor | None:
@@ -79,7 +84,10 @@ class ModelNetwork:
         self._model, self._backend, self._order = model, backend, model.order
         self.draft_vocab_size = model.spec.vocab_size
 
-    def remember(self, output: Output) -> None:
+    def remember(self, output: Output, *, may_hold: bool) -> None:
+        return None
+
+    def store_held(self) -> None:
         return None
 
     def recall(self, slots_T: torch.Tensor) -> torch.Tensor | None:
@@ -100,7 +108,7 @@ class ModelNetwork:
         return wanted_logits(rows, hidden_TD, self._model.logits, self._order), None
 
 
-MAX_PENDING_ROWS = 512
+MAX_HELD_ROWS = 512
 """Most rows of the target whose hidden states are held before they are stored."""
 
 
@@ -132,37 +140,42 @@ class HeadNetwork:
             (num_slots + 1, size), dtype=head.dtype, device=head.device
         )
         self._betas = sorted(head.spec.calibration.items())
-        self._pending: list[Output] = []
-        self._num_pending = 0
+        self._held: list[Output] = []
+        self._num_held_rows = 0
 
-    def remember(self, output: Output) -> None:
-        self._pending.append(Output(None, output.taps, output.write_slots_T))
-        self._num_pending += len(output.write_slots_T)
-        # On a device the replay of the next step overwrites the hidden states of this one.
-        is_overwritten = output.write_slots_T.device.type != "cpu"
-        if is_overwritten or self._num_pending >= MAX_PENDING_ROWS:
-            self._store()
+    def remember(self, output: Output, *, may_hold: bool) -> None:
+        if not may_hold:
+            assert not self._held, "older features would be stored after these"
+            self._store(output)
+            return
+        self._held.append(Output(None, output.taps, output.write_slots_T))
+        self._num_held_rows += len(output.write_slots_T)
+        if self._num_held_rows >= MAX_HELD_ROWS:
+            self.store_held()
+
+    def store_held(self) -> None:
+        # In order: later rows may have slots of earlier ones.
+        held, self._held, self._num_held_rows = self._held, [], 0
+        for output in held:
+            self._store(output)
 
     def recall(self, slots_T: torch.Tensor) -> torch.Tensor | None:
-        self._store()
+        self.store_held()
         stored_TX = self._stored_SX.index_select(0, slots_T)
         if not self._stores_states:
             return stored_TX
         return self._head.combine(stored_TX.chunk(len(self.taps), dim=-1))
 
     def slot_tensors(self) -> tuple[torch.Tensor, ...]:
-        self._store()
+        self.store_held()
         return (*self._backend.kv.layers, self._stored_SX)
 
-    def _store(self) -> None:
-        """Store all held hidden states by slot, in order: later rows may have slots of earlier ones."""
-        pending, self._pending, self._num_pending = self._pending, [], 0
-        for output in pending:
-            if self._stores_states:
-                stored_TX = torch.cat(output.taps, -1)
-            else:
-                stored_TX = self._head.combine(output.taps)
-            self._stored_SX.index_copy_(0, output.write_slots_T, stored_TX)
+    def _store(self, output: Output) -> None:
+        if self._stores_states:
+            stored_TX = torch.cat(output.taps, -1)
+        else:
+            stored_TX = self._head.combine(output.taps)
+        self._stored_SX.index_copy_(0, output.write_slots_T, stored_TX)
 
     def beta(self, temperature: float) -> float:
         """Return the value that was fitted in training at the nearest temperature; 1 without any."""

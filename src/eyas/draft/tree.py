@@ -131,7 +131,11 @@ class TreeDrafter(Drafter):
         if not self.taps:
             return
         key = (output.write_slots_T.data_ptr(), *(t.data_ptr() for t in output.taps))
-        remember = partial(self._network.remember, output)
+        # A replay of a later step overwrites the output of this one.
+        may_hold = batch.stages is None and output.write_slots_T.device.type == "cpu"
+        if not may_hold:
+            self._network.store_held()
+        remember = partial(self._network.remember, output, may_hold=may_hold)
         batch.stage(("remember", self), key, remember, reads_context=True)
 
     def _make_runs(self, batch: Batch, runs: list[MissingRun]) -> None:

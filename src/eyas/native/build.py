@@ -89,13 +89,17 @@ def noting_calls(add: Callable[[Callable[[], object]], object]) -> Iterator[None
 
 def call(name: str, function: Callable[..., None], *arguments: Any) -> None:
     """Call a function of a library. torch's profiler sees it under this name."""
+    _call(name, function, arguments)
+    if _noted.add is not None:
+        _noted.add(partial(_call, name, function, arguments))
+
+
+def _call(name: str, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     if torch.autograd._profiler_enabled():
         with record_function(name):
             function(*arguments)
     else:
         function(*arguments)
-    if _noted.add is not None:
-        _noted.add(partial(function, *arguments))
 
 
 def build(source: Path) -> Built:

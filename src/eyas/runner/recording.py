@@ -196,10 +196,9 @@ class RecordedStages(Stages):
     after it, since they may read its result.
     """
 
-    graphs: Recordings
-
     def __init__(self, graphs: Recordings, read: Stages | None = None) -> None:
         super().__init__(graphs, read)
+        self._recordings = graphs
         self._refused: set[Hashable] = set()
         self.has_called = False
 
@@ -216,7 +215,7 @@ class RecordedStages(Stages):
             except NotRecordable as why:
                 log.debug("a stage of a step is not recorded: %s: %s", name, why)
                 self._refused.add((name, key))
-                self.graphs.are_in_vain |= name == FORWARD
+                self._recordings.are_in_vain |= name == FORWARD
                 self.has_called = True
                 return stage()
             self.captured[name, key] = captured
