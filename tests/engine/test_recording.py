@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from eyas.native.build import call
-from eyas.runner.recording import MOST_BYTES, NotRecordable, Recordings, record
+from eyas.runner.recording import MOST_BYTES, MOST_CHANGES, NotRecordable, Recordings, record
 
 CPU = torch.device("cpu")
+SHAPE = (1, 1)
+"""Sequences and width of a step."""
 
 
 def test_a_replay_does_with_new_numbers_what_the_stage_does() -> None:
@@ -65,7 +67,6 @@ def test_calls_of_compiled_code_are_made_again_in_their_place() -> None:
         lambda x: x.sum().item(),
         lambda x: int(x[0]),
         lambda x: float(x[0]),
-        lambda x: bool((x > 0).all()),
         lambda x: x.tolist(),
         lambda x: x.numpy(),
         lambda x: [1, 2, 3][x.long()[0]],
@@ -96,7 +97,7 @@ def test_a_stage_that_is_refused_is_called_with_those_after_it_in_its_step() -> 
     graphs, number = Recordings(CPU, recorded_at=1), torch.zeros(())
 
     def step() -> list[float]:
-        stages = graphs.of("a")
+        stages = graphs.of(SHAPE)
         forward = stages.run("forward", 0, lambda: number + 1)
         verdict = stages.run("verdict", 0, lambda: torch.tensor(float(forward) * 2))
         last = stages.run("last", 0, lambda: verdict + forward)
@@ -105,11 +106,47 @@ def test_a_stage_that_is_refused_is_called_with_those_after_it_in_its_step() -> 
     for value in (3.0, 5.0, 8.0):
         number.fill_(value)
         assert step() == [value + 1, 2 * (value + 1), 3 * (value + 1)]
-    assert graphs.num_captured == 1 and not graphs.are_in_vain
+    assert graphs.num_captured == 1 and not graphs.in_vain
 
 
 def test_nothing_is_recorded_where_forward_passes_cannot_be() -> None:
     graphs, number = Recordings(CPU, recorded_at=1), torch.zeros(())
-    assert graphs.serves(1, 0) and not graphs.serves(2, 0) and not graphs.serves(1, 5)
-    assert graphs.of("a").run("forward", 0, lambda: int(number)) == 0
-    assert graphs.are_in_vain and not graphs.serves(1, 0)
+    assert graphs.serves(8, 1, 0) and graphs.serves(1, 5, 0)
+    assert not graphs.serves(2, 5, 0) and not graphs.serves(1, 1, 9)
+    assert graphs.of((1, 5)).run("forward", 0, lambda: int(number)) == 0
+    assert graphs.in_vain == {5}
+    assert graphs.serves(1, 1, 0) and not graphs.serves(1, 5, 0)
+
+
+def test_a_stage_is_called_where_a_condition_has_changed() -> None:
+    """With those after it in its step. If that happens often, it is not replayed any more."""
+    graphs, number = Recordings(CPU, recorded_at=1), torch.zeros(1)
+    calls = []
+
+    def forward() -> torch.Tensor:
+        calls.append("forward")
+        return number * 2 if bool((number < 5).all()) else number * 3
+
+    def step(value: float) -> list[float]:
+        number.fill_(value)
+        stages = graphs.of(SHAPE)
+        result = stages.run("forward", 0, forward)
+        return stages.run("verdict", 0, lambda: result + 1).tolist()
+
+    assert step(3.0) == [7.0] and step(4.0) == [9.0]
+    assert calls == ["forward"] and graphs.num_replays == 4
+    assert step(6.0) == [19.0] and step(2.0) == [5.0]
+    assert calls == ["forward"] * 2 and graphs.num_replays == 6
+    for _ in range(MOST_CHANGES):
+        assert step(6.0) == [19.0]
+    calls.clear()
+    assert step(2.0) == [5.0]
+    assert calls == ["forward"] and graphs.num_replays == 6
+
+
+def test_repeats_of_one_number_are_replayed() -> None:
+    x = torch.arange(4)
+    recording, result = record(lambda: x.repeat_interleave(2))
+    x += 1
+    recording.replay()
+    assert result.tolist() == [1, 1, 2, 2, 3, 3, 4, 4]

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from eyas.core import Request, SamplingParams
-from eyas.draft import RootDrafter
+from eyas.draft import RootDrafter, TreeShape
 from eyas.draft.timing import PLAIN
 from eyas.runner.recording import Recordings
 from tests.laws.cases import restless, walk_text
 from tests.laws.heads import head_drafter
-from tests.laws.world import LAYERS, Answers, Setting, new_engine, run
+from tests.laws.world import LAYERS, Answers, Setting, model_drafter, new_engine, run
 
 PARAMS = (
     {"temperature": 0.0},
@@ -59,30 +59,45 @@ def test_steps_that_are_replayed_choose_what_others_choose(layers: str) -> None:
     assert found == expected
     assert graphs is not None
     if layers == "dense":
-        assert graphs.num_replays > 100 and not graphs.are_in_vain
+        assert graphs.num_replays > 100 and not graphs.in_vain
     else:  # experts are chosen, states updated and entries compressed by what the host reads
-        assert graphs.are_in_vain
+        assert graphs.in_vain == {1}
 
 
-def test_a_head_remembers_steps_that_are_replayed() -> None:
+KINDS = (("eagle3", 0.0), ("eagle", 0.9), ("mtp", 0.0), ("model", 0.0))
+"""Drafting networks, and temperatures."""
+
+
+@pytest.mark.parametrize(("kind", "temperature"), KINDS)
+def test_drafts_that_are_replayed_are_those_that_are_not(kind: str, temperature: float) -> None:
+    """Among plain steps, which a head has to remember."""
+
     def run_once(*, recorded: bool) -> tuple[Answers, tuple[torch.Tensor, ...], int]:
         setting = Setting(max_model_len=120, num_slots=200)
-        head = head_drafter("eagle3", setting.dtype, setting.num_slots, 4, topk=1)
-        shapes = cycle((PLAIN, PLAIN, PLAIN, head.shape))
-        drafter = restless(head)
+        sizes = setting.dtype, setting.num_slots, 4
+        if kind == "model":
+            inner = model_drafter(*sizes, "target")
+        else:
+            inner = head_drafter(kind, *sizes, topk=1)
+        short = TreeShape(2, 1, 3)
+        shapes = cycle((PLAIN, PLAIN, PLAIN, inner.shape, short, inner.shape, inner.shape))
+        drafter = restless(inner)
         drafter._policy.choose = lambda size: next(shapes)  # type: ignore[method-assign]
         engine = new_engine(setting, drafter)
         graphs = Recordings(torch.device("cpu"), recorded_at=1) if recorded else None
         engine.launcher.graphs = graphs
-        params = SamplingParams(temperature=0.0, seed=5, max_tokens=60)
-        found = run(engine, [Request(id="0", prompt_token_ids=[0, 1, 2], params=params)])
+        params = SamplingParams(temperature=temperature, seed=5, max_tokens=50)
+        requests = [Request(id=i, prompt_token_ids=[0, 1, 2], params=params) for i in "ab"]
+        found = run(engine, requests[:1])
+        found |= run(engine, requests[1:])
         assert engine.metrics.num_failed_steps == 0
-        assert graphs is None or graphs.num_replays > 50
-        return found, head.networks[0].slot_tensors(), engine.stats().num_accepted_tokens
+        if graphs is not None:
+            assert graphs.num_replays > 2 * graphs.num_captured >= 10 and not graphs.in_vain
+        return found, inner.networks[0].slot_tensors(), engine.stats().num_accepted_tokens
 
     expected, expected_rows, num_accepted = run_once(recorded=False)
     found, rows, num = run_once(recorded=True)
     assert found == expected
-    assert num == num_accepted > 10
+    assert num == num_accepted > 0
     for one, other in zip(rows, expected_rows, strict=True):
         assert torch.equal(one, other)

@@ -98,6 +98,8 @@ class TreeDrafter(Drafter):
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         self._proposed_for = batch
         self._tracker.forget(batch)
+        if batch.stages is not None:
+            self._network.store_held()  # a replay stores what its recording did
         # Without a draft the rows stay missing until a later step drafts.
         missing = self._tracker.missing(batch) if shape.steps else None
         num_caught_up = 0
@@ -116,10 +118,13 @@ class TreeDrafter(Drafter):
             drafts[: len(missing.drafts)] = missing.drafts
             drafts_B = batch.to_static_array("drafts", drafts)
         beta_B = self._betas(batch)
-        longest = missing.longest if batch.stages is None else _bucket(missing.longest, batch)
+        longest = missing.longest
+        if batch.stages is not None and batch.stages.graphs.fills_up:
+            longest = _bucket(longest, batch)
         key = (shape, longest, drafts_B is None)
         draft = partial(self._draft, batch, shape, longest, drafts_B, beta_B)
-        tree = batch.stage(("draft", self), key, draft)
+        tree, made_slots_T = batch.stage(("draft", self), key, draft)
+        self._tracker.made_slots(made_slots_T)
         return replace(tree, num_caught_up=num_caught_up)
 
     def num_missing(self, batch: Batch) -> int:
@@ -133,8 +138,6 @@ class TreeDrafter(Drafter):
         key = (output.write_slots_T.data_ptr(), *(t.data_ptr() for t in output.taps))
         # A replay of a later step overwrites the output of this one.
         may_hold = batch.stages is None and output.write_slots_T.device.type == "cpu"
-        if not may_hold:
-            self._network.store_held()
         remember = partial(self._network.remember, output, may_hold=may_hold)
         batch.stage(("remember", self), key, remember, reads_context=True)
 
@@ -161,12 +164,12 @@ class TreeDrafter(Drafter):
         longest: int,
         drafts_B: torch.Tensor | None,
         beta_B: torch.Tensor | None,
-    ) -> DraftTree:
-        """Compute the tails, and grow the trees from the roots."""
+    ) -> tuple[DraftTree, torch.Tensor]:
+        """Compute the tails, and grow the trees from the roots. Returns the trees, and the slots of the
+        tails' rows."""
         rows, tails = tail_pass(self._tracker, batch, longest, drafts_B)
         features_TF = self._network.recall(tails.previous_slots_T)
         logits_BU, states_TF = self._network.forward(rows, features_TF)
-        self._tracker.made_slots(rows.write_slots_T)
         assert logits_BU is not None
         states_BF = None if states_TF is None else states_TF[tails.root_rows_B]
         topk = min(shape.topk, self._network.draft_vocab_size)
@@ -180,7 +183,7 @@ class TreeDrafter(Drafter):
         tree = self._grow(growth, logits_BU, states_BF)
         if drafts_B is not None:
             tree.sizes_B = torch.where(drafts_B, tree.sizes_B, 1)
-        return tree
+        return tree, rows.write_slots_T
 
     def _grow(
         self, growth: _Growth, logits_RU: torch.Tensor, states_RF: torch.Tensor | None

@@ -101,7 +101,7 @@ class Launcher:
             graphs = self.graphs
             if graphs is not None and (
                 len(plan.rooted) > self.max_graph_batch
-                or not graphs.serves(plan.width, plan.num_prompt_rows)
+                or not graphs.serves(len(plan.rooted), plan.width, plan.num_prompt_rows)
             ):
                 graphs = None
             flight.planned = self._plan_batch(plan, graphs)

@@ -177,8 +177,9 @@ class Stages:
 
     def to_static(self, tree: DraftTree) -> DraftTree:
         """Return `tree` at fixed addresses: itself if a replay wrote it, else a copy."""
-        results = (captured.result for captured in self.captured.values())
-        if any(isinstance(own, DraftTree) and _is_same(own, tree) for own in results):
+        if any(
+            _is_same(own, tree) for each in self.captured.values() for own in _trees(each.result)
+        ):
             return tree
         return self.graphs.to_static(tree)
 
@@ -190,10 +191,11 @@ class StepGraphs:
     shape from which its steps are captured. announcer: to the other ranks; None where there are none.
     prepares: whether steps of a shape run without graphs first, unless they are captured at once.
     num_captured: graphs captured so far; num_replays: calls that were served by a replay.
-    captures_at_start: common shapes are worth capturing before the first request.
+    captures_at_start: common shapes are worth capturing before the first request. fills_up: rows of
+    padding make many sizes one, since they cost little.
     """
 
-    captures_at_start = True
+    captures_at_start = fills_up = True
 
     def __init__(
         self,
@@ -225,8 +227,8 @@ class StepGraphs:
         """Return the stages of a new shape."""
         return Stages(self, read)
 
-    def serves(self, width: int, num_prompt_rows: int) -> bool:
-        """Return whether steps with trees of this width and so many prompt rows can be captured."""
+    def serves(self, num_sequences: int, width: int, num_prompt_rows: int) -> bool:
+        """Return whether steps of this size can be captured. width: of the trees."""
         return True
 
     def bucket(self, num: int) -> int:
@@ -364,6 +366,11 @@ class StepGraphs:
 
 def _tensors(tree: DraftTree) -> tuple[torch.Tensor | None, ...]:
     return tree.tokens_BW, tree.parents_BW, tree.sizes_B, tree.source_BW, tree.score_BW
+
+
+def _trees(result: object) -> list[DraftTree]:
+    results = result if isinstance(result, tuple) else (result,)
+    return [each for each in results if isinstance(each, DraftTree)]
 
 
 def _is_same(tree: DraftTree, other: DraftTree) -> bool:

@@ -4,22 +4,24 @@ A stage is run once while torch's operations and the calls of compiled C are not
 again with the same tensors, without the Python that has led to them, which takes as long as the numbers
 of a small model do. Views and empty tensors need nothing: what they refer to stays.
 
-Promises: a replay has the bits of the stage. A stage that reads a tensor on the host, draws random
+Promises: a replay has the bits of the stage. Conditions that the host reads are checked: where one has
+changed, the stage is called. A stage that reads other numbers of a tensor on the host, draws random
 numbers, or makes a tensor whose shape depends on data, is refused while it is recorded; so is one whose
-tensors take more than `MOST_BYTES`.
+tensors take more than `MOST_BYTES`. What a stage does to objects of Python is not done again.
 Does not know: what a stage computes.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from eyas.native.build import noting_calls
 from eyas.runner.graphs import Stages, StepGraphs
@@ -32,11 +34,13 @@ FORWARD = "forward"
 """The stage without which recording is of no use."""
 RECORDED_AT = 4
 """The occurrence of a step's shape that is recorded: it takes about twice as long."""
-MOST_RECORDINGS = 64
+MOST_CHANGES = 8
+"""How often a recording may be found to go another way before it is not replayed any more."""
+MOST_RECORDINGS = 128
 """Stages that are kept; each has tensors of its own."""
-MOST_BYTES = 32 << 20
+MOST_BYTES = 8 << 20
 """Of all tensors that a recording keeps. Where they are larger, Python does not matter."""
-_READS = frozenset({"tolist", "numpy", "item", "__bool__", "__int__", "__index__", "__float__"})
+_READS = frozenset({"tolist", "numpy", "item", "__int__", "__index__", "__float__"})
 """Methods of a tensor that return its numbers."""
 _UNSUITABLE = frozenset(
     {
@@ -47,9 +51,7 @@ _UNSUITABLE = frozenset(
 )
 """Tags of operations that read numbers, whose results have a shape that depends on them, or that are
 random."""
-_COMPOSITE = frozenset(
-    {"item", "is_nonzero", "argwhere", "nonzero_numpy", "unique_dim", "repeat_interleave"}
-)
+_COMPOSITE = frozenset({"item", "is_nonzero", "argwhere", "nonzero_numpy", "unique_dim"})
 """Such operations that have no tag, because they consist of others."""
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _CONSTANT = frozenset(
@@ -63,6 +65,10 @@ _CONSTANT = frozenset(
 
 class NotRecordable(Exception):
     """A stage cannot be replayed; says why."""
+
+
+class ConditionChanged(Exception):
+    """A stage would go another way than when it was recorded."""
 
 
 class Recording:
@@ -101,7 +107,7 @@ def record(stage: Callable[[], Result]) -> tuple[Recording, Result]:
     Raises NotRecordable if it cannot be replayed.
     """
     recording = Recording()
-    with noting_calls(recording.add), _Operations(recording), _Reads():
+    with noting_calls(recording.add), _Operations(recording), _Reads(recording):
         result = stage()
     return recording, result
 
@@ -145,14 +151,29 @@ class _Operations(TorchDispatchMode):
 
 
 class _Reads(TorchFunctionMode):
-    """Refuses to return numbers of tensors to the host."""
+    """Refuses to return numbers of tensors to the host, but for conditions, which replays check."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if getattr(func, "__name__", "") in _READS:
+        name = getattr(func, "__name__", "")
+        if name in _READS:
             raise NotRecordable("it reads numbers on the host")
+        if name == "__bool__":
+            with _disable_current_modes():
+                holds = func(*args)
+            self._recording.add(partial(_check, args[0], holds))
+            return holds
         return func(*args, **(kwargs or {}))
+
+
+def _check(condition: torch.Tensor, holds: bool) -> None:
+    if bool(condition) != holds:
+        raise ConditionChanged
 
 
 def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> None:
@@ -178,6 +199,8 @@ def _depends_on_data(name: str, func: Any, args: tuple[Any, ...]) -> bool:
     """Whether numbers decide about the shape of a result, or about more than its numbers."""
     if name == "index":  # by a condition, or by positions
         return any(_is_tensor(each) and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+    if name == "repeat_interleave":
+        return any(map(_is_tensor, args[1:]))
     return (name == "where" and len(args) == 1) or not _UNSUITABLE.isdisjoint(func.tags)
 
 
@@ -192,63 +215,74 @@ def _memory(tensor: torch.Tensor) -> int:
 class RecordedStages(Stages):
     """The recorded stages of one step shape.
 
-    A stage that cannot be recorded is called each time, and so are those of the same step that come
-    after it, since they may read its result.
+    A stage that cannot be recorded, or that would go another way this time, is called, and so are those
+    of the same step that come after it, since they may read its result. width: of the trees.
     """
 
     def __init__(self, graphs: Recordings, read: Stages | None = None) -> None:
         super().__init__(graphs, read)
         self._recordings = graphs
         self._refused: set[Hashable] = set()
+        self._num_changes: Counter[Hashable] = Counter()
         self.has_called = False
+        self.width = 1
 
     def run(self, name: Hashable, key: Hashable, stage: Callable[[], Result]) -> Result:
         if self.has_called or (name, key) in self._refused:
             self.has_called = True
             return stage()
         captured = self.captured.get((name, key))
-        if captured is not None:
-            captured.replay()
-        else:
-            try:
-                captured = self.graphs.capture(name, stage)
-            except NotRecordable as why:
-                log.debug("a stage of a step is not recorded: %s: %s", name, why)
+        try:
+            if captured is not None:
+                captured.replay()
+            else:
+                captured = self.captured[name, key] = self.graphs.capture(name, stage)
+                self.graphs.make_room()
+        except NotRecordable as why:
+            log.debug("a stage of a step is not recorded: %s: %s", name, why)
+            self._refused.add((name, key))
+            if name == FORWARD:
+                self._recordings.in_vain.add(self.width)
+        except ConditionChanged:
+            self._num_changes[name, key] += 1
+            if self._num_changes[name, key] == MOST_CHANGES:
                 self._refused.add((name, key))
-                self._recordings.are_in_vain |= name == FORWARD
-                self.has_called = True
-                return stage()
-            self.captured[name, key] = captured
-            self.graphs.make_room()
-        self.graphs.num_replays += 1
-        return captured.result
+        else:
+            self.graphs.num_replays += 1
+            return captured.result
+        self.has_called = True
+        return stage()
 
 
 class Recordings(StepGraphs):
-    """The recorded stages of all step shapes, of plain steps on a CPU: drafts are trees of their own
-    sizes there, and a prompt takes much longer than Python.
+    """The recorded stages of all step shapes on a CPU.
 
-    Results are valid until the next step, so a step has to land before that. are_in_vain: forward
-    passes of this model cannot be recorded, so nothing else is.
+    They are those of plain steps, and of one sequence that drafts a chain: stages of trees read numbers
+    on the host, chains of several sequences would need rows of padding, and a prompt takes much longer
+    than Python.
+
+    Results are valid until the next step, so a step has to land before that. in_vain: widths of trees
+    with which forward passes cannot be recorded, so nothing else is.
     """
 
-    captures_at_start = False
+    captures_at_start = fills_up = False
 
     def __init__(self, device: torch.device, recorded_at: int = RECORDED_AT) -> None:
         super().__init__(device, MOST_RECORDINGS, recorded_at)
-        self.are_in_vain = False
+        self.in_vain: set[int] = set()
 
     def new_stages(self, read: Stages | None = None) -> RecordedStages:
         return RecordedStages(self, read)
 
     def of(self, shape: Hashable, read: Stages | None = None) -> Stages:
         stages = super().of(shape, read)
-        assert isinstance(stages, RecordedStages)
-        stages.has_called = False
+        assert isinstance(stages, RecordedStages) and isinstance(shape, tuple)
+        stages.has_called, stages.width = False, shape[1]
         return stages
 
-    def serves(self, width: int, num_prompt_rows: int) -> bool:
-        return width == 1 and not num_prompt_rows and not self.are_in_vain
+    def serves(self, num_sequences: int, width: int, num_prompt_rows: int) -> bool:
+        is_kind = width == 1 or num_sequences == 1
+        return is_kind and not num_prompt_rows and width not in self.in_vain
 
     def bucket(self, num: int) -> int:
         """Return `num`: rows of padding take as long as others."""
