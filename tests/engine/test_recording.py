@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -59,6 +61,17 @@ def test_calls_of_compiled_code_are_made_again_in_their_place() -> None:
     recording, result = record(stage)
     recording.replay()
     assert seen == [0.0, 2.0] and result.tolist() == [4.0, 1.0, 1.0]
+
+
+def test_a_recording_loads_no_compiler() -> None:
+    """It would take more than a second, in a step of a user's first request."""
+    code = """
+import sys, torch
+from eyas.runner.recording import record
+record(lambda: torch.ones(2) + 1)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

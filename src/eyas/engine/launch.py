@@ -151,7 +151,7 @@ class Launcher:
                 masks.find_legal(plan.rooted)
                 masks.begin()
                 tree = masks.tree
-        rows, output = self._run_model(batch, tree)
+        rows, output = self.run_model(batch, tree)
         for span in plan.spans:
             if span.snapshot is not None:
                 self.table.save_state(span.seat, span.snapshot)
@@ -200,6 +200,19 @@ class Launcher:
         # Launched after the copy, so that the host does not wait for the drafter's work.
         self._observe(batch, output, flight.verdict)
 
+    def run_model(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
+        """Pack the rows of a step and run the model over them."""
+        taps = self.drafters[0].taps
+
+        def forward() -> tuple[PackedRows, Output]:
+            rows = pack(batch, tree)
+            return rows, self.runner.forward(rows, taps)
+
+        # Of the parameters only penalties are read, and with them the parameters as a whole.
+        is_penalised = any(batch.params.penalised)
+        key = (taps, is_penalised, *_tree_key(tree))
+        return batch.stage("forward", key, forward, reads_context=True, reads_params=is_penalised)
+
     def _finish_forward(self, flight: Flight, forward: Forward) -> None:
         """Set `prompt_rows` and `verdict` of a flight from its forward pass."""
         batch, rows, output = forward.batch, forward.rows, forward.output
@@ -221,19 +234,6 @@ class Launcher:
     def _note_failure(self, message: str, *details: object) -> None:
         log.exception(message, *details)
         self.metrics.num_failed_steps += 1
-
-    def _run_model(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
-        """Pack the rows of a step and run the model over them."""
-        taps = self.drafters[0].taps
-
-        def forward() -> tuple[PackedRows, Output]:
-            rows = pack(batch, tree)
-            return rows, self.runner.forward(rows, taps)
-
-        # Of the parameters only penalties are read, and with them the parameters as a whole.
-        is_penalised = any(batch.params.penalised)
-        key = (taps, is_penalised, *_tree_key(tree))
-        return batch.stage("forward", key, forward, reads_context=True, reads_params=is_penalised)
 
     def _run_verifier(
         self,
@@ -315,7 +315,7 @@ class Launcher:
             self.most_prompt_rows,
         ).begin()
         tree = batch.to_static(drafter.propose(batch, shape))
-        rows, output = self._run_model(batch, tree)
+        rows, output = self.run_model(batch, tree)
         verdict = self._run_verifier(batch, tree, rows, output, None)
         drafter.observe(batch, output, verdict)
 

@@ -119,6 +119,10 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self._recording = recording
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it imports it, which takes more than a second
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

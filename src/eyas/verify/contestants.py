@@ -58,7 +58,8 @@ class Measurement:
     """The measurements of one run of a job. Times are in seconds.
 
     first_tokens: from the start of a batch to its first token, one a batch. steps, forwards,
-    proposals: of steps without prompt chunks: times of the step, its forward pass and its draft.
+    proposals: of steps without prompt chunks: times of the step, its forward pass and its draft. No
+    forward passes are timed where they run from a GPU's graphs.
     num_steps: all steps.
     num_sequence_steps: sum over the sequences of the steps each had. drafts: one entry an answer.
     """
@@ -106,6 +107,9 @@ class EngineContestant:
         self._forward_seconds = 0.0
         self._propose_seconds = 0.0
         self._num_batches = 0
+        # A GPU's graphs are launched ahead, and to wait for each would be another step.
+        device, graphs = llm.engine.table.device, llm.engine.launcher.graphs
+        self._times_forward = device.type == "cpu" or graphs is None
         self._wrap()
 
     def run(self, job: Job) -> Measurement:
@@ -151,7 +155,8 @@ class EngineContestant:
                 run.first_tokens.append(now - started)
             if engine.metrics.num_prompt_tokens == num_prompt_tokens:
                 run.steps.append(now - before)
-                run.forwards.append(self._forward_seconds)
+                if self._times_forward:
+                    run.forwards.append(self._forward_seconds)
                 run.proposals.append(self._propose_seconds)
             for delta in deltas:
                 token_ids[delta.request_id] += delta.token_ids
@@ -167,18 +172,18 @@ class EngineContestant:
         run.token_ids += token_ids.values()
 
     def _wrap(self) -> None:
-        """Time the runner's forward and the drafter's proposal inside each step."""
+        """Time the forward pass and the drafter's proposal inside each step."""
         engine = self._engine
         wait = waiter(engine.table.device)
-        forward, propose = engine.runner.forward, engine.drafter.propose
+        run_model, propose = engine.launcher.run_model, engine.drafter.propose
 
-        def timed_forward(rows: Any, taps: tuple[int, ...] = ()) -> Any:
+        def timed_run_model(batch: Any, tree: Any) -> Any:
             wait()
             before = time.perf_counter()
-            output = forward(rows, taps)
+            result = run_model(batch, tree)
             wait()
             self._forward_seconds += time.perf_counter() - before
-            return output
+            return result
 
         def timed_propose(batch: Any, shape: Any) -> Any:
             before = time.perf_counter()
@@ -187,7 +192,8 @@ class EngineContestant:
             self._propose_seconds += time.perf_counter() - before
             return tree
 
-        engine.runner.forward = timed_forward  # type: ignore[method-assign]
+        if self._times_forward:
+            engine.launcher.run_model = timed_run_model  # type: ignore[method-assign]
         engine.drafter.propose = timed_propose  # type: ignore[method-assign]
 
 
@@ -245,11 +251,12 @@ def summarise(runs: Sequence[Measurement]) -> dict[str, Any]:
     steps = [s for run in runs for s in run.steps]
     forwards = [s for run in runs for s in run.forwards]
     proposals = [s for run in runs for s in run.proposals]
-    rest = [step - forward for step, forward in zip(steps, forwards, strict=True)]
     if steps:
         summary["step_ms"] = _spread(steps)
-        summary["forward_ms"] = _spread(forwards)
-        summary["rest_ms"] = _spread(rest)
+        if forwards:
+            rest = [step - forward for step, forward in zip(steps, forwards, strict=True)]
+            summary["forward_ms"] = _spread(forwards)
+            summary["rest_ms"] = _spread(rest)
         summary["propose_ms"] = _spread(proposals)
     sequence_steps = max(1, sum(run.num_sequence_steps for run in runs))
     drafted = sum(run.num_drafted for run in runs)
