@@ -8,11 +8,19 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 from eyas.native.build import call
-from eyas.runner.recording import MOST_BYTES, MOST_CHANGES, NotRecordable, Recordings, record
+from eyas.runner.recording import (
+    MOST_BYTES,
+    MOST_CHANGES,
+    MOST_OF_SHAPE,
+    NotRecordable,
+    Recordings,
+    record,
+)
 
 CPU = torch.device("cpu")
 SHAPE = (1, 1)
@@ -82,6 +90,7 @@ sys.exit("torch._dynamo" in sys.modules)
         lambda x: float(x[0]),
         lambda x: x.tolist(),
         lambda x: x.numpy(),
+        np.asarray,
         lambda x: [1, 2, 3][x.long()[0]],
         lambda x: x.nonzero(),
         lambda x: x[x > 0],
@@ -119,7 +128,7 @@ def test_a_stage_that_is_refused_is_called_with_those_after_it_in_its_step() -> 
     for value in (3.0, 5.0, 8.0):
         number.fill_(value)
         assert step() == [value + 1, 2 * (value + 1), 3 * (value + 1)]
-    assert graphs.num_captured == 1 and not graphs.in_vain
+    assert graphs.num_captured == 1 and not graphs.refused_from
 
 
 def test_nothing_is_recorded_where_forward_passes_cannot_be() -> None:
@@ -127,8 +136,24 @@ def test_nothing_is_recorded_where_forward_passes_cannot_be() -> None:
     assert graphs.serves(8, 1, 0) and graphs.serves(1, 5, 0)
     assert not graphs.serves(2, 5, 0) and not graphs.serves(1, 1, 9)
     assert graphs.of((1, 5)).run("forward", 0, lambda: int(number)) == 0
-    assert graphs.in_vain == {5}
+    assert graphs.refused_from == {5: 1}
     assert graphs.serves(1, 1, 0) and not graphs.serves(1, 5, 0)
+
+
+def test_few_sequences_are_recorded_where_many_are_too_large() -> None:
+    graphs = Recordings(CPU, recorded_at=1)
+    for num in (64, 16, 32):
+        graphs.of((num, 1)).run("forward", 0, lambda: torch.ones(MOST_BYTES) * 2)
+    assert graphs.serves(15, 1, 0) and not graphs.serves(16, 1, 0) and graphs.serves(1, 5, 0)
+    graphs.of((1, 1)).run("forward", 0, lambda: torch.ones(4) * 2)
+    assert graphs.num_captured == 1
+
+
+def test_recordings_of_a_shape_are_bounded() -> None:
+    graphs = Recordings(CPU, recorded_at=1)
+    for key in range(MOST_OF_SHAPE + 5):
+        assert graphs.of(SHAPE).run("draft", key, lambda: torch.ones(1) + 1).tolist() == [2.0]
+    assert graphs.num_captured == MOST_OF_SHAPE
 
 
 def test_a_stage_is_called_where_a_condition_has_changed() -> None:

@@ -266,10 +266,8 @@ def test_the_time_of_a_capture_is_not_learnt(monkeypatch: pytest.MonkeyPatch) ->
     kept = make_unkind(engine)
     times: list[float] = []
     monkeypatch.setattr(engine.scheduler, "learn", lambda plan, seconds: times.append(seconds))
-    requests = [
-        Request(id=f"{i}", prompt_token_ids=[1, 2, 3 + i], params=SamplingParams(max_tokens=9))
-        for i in range(2)
-    ]
+    params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    requests = [Request(id=f"{i}", prompt_token_ids=[1, 2, 3 + i], params=params) for i in range(2)]
     for is_first in (True, False):
         num_steps, num_captured = engine.metrics.num_steps, kept.num_captured
         times.clear()

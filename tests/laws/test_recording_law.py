@@ -12,6 +12,7 @@ import torch
 from eyas.core import Request, SamplingParams
 from eyas.draft import RootDrafter, TreeShape
 from eyas.draft.timing import PLAIN
+from eyas.runner import recording
 from eyas.runner.recording import Recordings
 from tests.laws.cases import restless, walk_text
 from tests.laws.heads import head_drafter
@@ -59,45 +60,59 @@ def test_steps_that_are_replayed_choose_what_others_choose(layers: str) -> None:
     assert found == expected
     assert graphs is not None
     if layers == "dense":
-        assert graphs.num_replays > 100 and not graphs.in_vain
+        assert graphs.num_replays > 100 and not graphs.refused_from
     else:  # experts are chosen, states updated and entries compressed by what the host reads
-        assert graphs.in_vain == {1}
+        assert graphs.refused_from == {1: 1}
 
 
 KINDS = (("eagle3", 0.0), ("eagle", 0.9), ("mtp", 0.0), ("model", 0.0))
 """Drafting networks, and temperatures."""
 
 
-@pytest.mark.parametrize(("kind", "temperature"), KINDS)
-def test_drafts_that_are_replayed_are_those_that_are_not(kind: str, temperature: float) -> None:
-    """Among plain steps, which a head has to remember."""
+Drafted = tuple[Answers, tuple[torch.Tensor, ...], int]
+"""Answers, what the drafting network has stored by slot, and how many tokens were accepted."""
 
-    def run_once(*, recorded: bool) -> tuple[Answers, tuple[torch.Tensor, ...], int]:
-        setting = Setting(max_model_len=120, num_slots=200)
-        sizes = setting.dtype, setting.num_slots, 4
-        if kind == "model":
-            inner = model_drafter(*sizes, "target")
-        else:
-            inner = head_drafter(kind, *sizes, topk=1)
-        short = TreeShape(2, 1, 3)
-        shapes = cycle((PLAIN, PLAIN, PLAIN, inner.shape, short, inner.shape, inner.shape))
-        drafter = restless(inner)
-        drafter._policy.choose = lambda size: next(shapes)  # type: ignore[method-assign]
-        engine = new_engine(setting, drafter)
-        graphs = Recordings(torch.device("cpu"), recorded_at=1) if recorded else None
-        engine.launcher.graphs = graphs
-        params = SamplingParams(temperature=temperature, seed=5, max_tokens=50)
-        requests = [Request(id=i, prompt_token_ids=[0, 1, 2], params=params) for i in "ab"]
-        found = run(engine, requests[:1])
-        found |= run(engine, requests[1:])
-        assert engine.metrics.num_failed_steps == 0
-        if graphs is not None:
-            assert graphs.num_replays > 2 * graphs.num_captured >= 10 and not graphs.in_vain
-        return found, inner.networks[0].slot_tensors(), engine.stats().num_accepted_tokens
 
-    expected, expected_rows, num_accepted = run_once(recorded=False)
-    found, rows, num = run_once(recorded=True)
+def drafted(kind: str, temperature: float, graphs: Recordings | None) -> Drafted:
+    """Of one request after the other, whose drafts have several sizes, among plain steps."""
+    setting = Setting(max_model_len=120, num_slots=200)
+    sizes = setting.dtype, setting.num_slots, 4
+    inner = (
+        model_drafter(*sizes, "target") if kind == "model" else head_drafter(kind, *sizes, topk=1)
+    )
+    shapes = cycle((PLAIN, PLAIN, PLAIN, inner.shape, TreeShape(2, 1, 3), inner.shape, inner.shape))
+    drafter = restless(inner)
+    drafter._policy.choose = lambda size: next(shapes)  # type: ignore[method-assign]
+    engine = new_engine(setting, drafter)
+    engine.launcher.graphs = graphs
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=50)
+    found: Answers = {}
+    for name in "ab":  # the second one has a prefix hit
+        found |= run(engine, [Request(id=name, prompt_token_ids=[0, 1, 2], params=params)])
+    assert engine.metrics.num_failed_steps == 0
+    return found, inner.networks[0].slot_tensors(), engine.stats().num_accepted_tokens
+
+
+def compare_drafted(kind: str, temperature: float, graphs: Recordings) -> None:
+    expected, expected_rows, num_accepted = drafted(kind, temperature, None)
+    found, rows, num = drafted(kind, temperature, graphs)
     assert found == expected
     assert num == num_accepted > 0
     for one, other in zip(rows, expected_rows, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("kind", "temperature"), KINDS)
+def test_drafts_that_are_replayed_are_those_that_are_not(kind: str, temperature: float) -> None:
+    """Among plain steps, which a head has to remember."""
+    graphs = Recordings(torch.device("cpu"), recorded_at=1)
+    compare_drafted(kind, temperature, graphs)
+    assert graphs.num_replays > 2 * graphs.num_captured >= 10 and not graphs.refused_from
+
+
+@pytest.mark.parametrize("most_bytes", [10_000, 30_000, 60_000, 90_000])
+def test_a_draft_that_is_refused_on_the_way_computes_all_its_rows(
+    most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "MOST_BYTES", most_bytes)
+    compare_drafted("model", 0.0, Recordings(torch.device("cpu"), recorded_at=1))

@@ -86,6 +86,7 @@ class RowTracker:
         self._is_made_S = np.zeros(num_slots + 1, dtype=bool)
         self._seats: dict[int, _SeatRows] = {}
         self._made_A: torch.Tensor | None = None
+        self._saved_A: torch.Tensor | None = None
 
     def forget(self, batch: Batch) -> None:
         """Mark the slots that a step writes as having no rows: their content changes."""
@@ -155,6 +156,19 @@ class RowTracker:
         if self._made_A is None:
             self._made_A = torch.zeros_like(table.lengths_A)
         return self._made_A
+
+    def save(self, table: SequenceTable) -> None:
+        """Keep `next_rows` as they are, for `restore`."""
+        made_A = self.next_rows(table)
+        if self._saved_A is None:
+            self._saved_A = torch.empty_like(made_A)
+        self._saved_A.copy_(made_A)
+
+    def restore(self) -> None:
+        """Set `next_rows` to what was saved. A stage that begins with this can end anywhere and then
+        run again: tails are computed from the rows that were missing, not from those that it began."""
+        assert self._made_A is not None and self._saved_A is not None, "nothing was saved"
+        self._made_A.copy_(self._saved_A)
 
     def made_run(self, run: MissingRun, table: SequenceTable) -> None:
         """Mark the rows of a run as computed."""

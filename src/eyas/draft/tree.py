@@ -123,6 +123,8 @@ class TreeDrafter(Drafter):
             longest = _bucket(longest, batch)
         key = (shape, longest, drafts_B is None)
         draft = partial(self._draft, batch, shape, longest, drafts_B, beta_B)
+        if _may_run_again(batch):
+            self._tracker.save(batch.table)
         tree, made_slots_T = batch.stage(("draft", self), key, draft)
         self._tracker.made_slots(made_slots_T)
         return replace(tree, num_caught_up=num_caught_up)
@@ -167,6 +169,8 @@ class TreeDrafter(Drafter):
     ) -> tuple[DraftTree, torch.Tensor]:
         """Compute the tails, and grow the trees from the roots. Returns the trees, and the slots of the
         tails' rows."""
+        if _may_run_again(batch):
+            self._tracker.restore()
         rows, tails = tail_pass(self._tracker, batch, longest, drafts_B)
         features_TF = self._network.recall(tails.previous_slots_T)
         logits_BU, states_TF = self._network.forward(rows, features_TF)
@@ -273,6 +277,12 @@ class TreeDrafter(Drafter):
 
 def _layout(batch: Batch, nodes: NodeGrid) -> AttentionLayout:
     return AttentionLayout(batch.table.slots_AC, batch.seats_B, batch.max_length - 1, nodes=nodes)
+
+
+def _may_run_again(batch: Batch) -> bool:
+    """Whether a stage may end before it is done, and is run again: a recording that is refused, or that
+    goes another way. On a GPU the first run is whole."""
+    return batch.stages is not None and batch.table.device.type == "cpu"
 
 
 def num_scratch(shape: TreeShape) -> int:

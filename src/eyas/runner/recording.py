@@ -36,11 +36,16 @@ RECORDED_AT = 4
 """The occurrence of a step's shape that is recorded: it takes about twice as long."""
 MOST_CHANGES = 8
 """How often a recording may be found to go another way before it is not replayed any more."""
-MOST_RECORDINGS = 128
-"""Stages that are kept; each has tensors of its own."""
+MOST_RECORDINGS, MOST_OF_SHAPE = 128, 32
+"""Stages that are kept, and those of one step shape; each has tensors of its own."""
 MOST_BYTES = 8 << 20
 """Of all tensors that a recording keeps. Where they are larger, Python does not matter."""
-_READS = frozenset({"tolist", "numpy", "item", "__int__", "__index__", "__float__"})
+_READS = frozenset(
+    {
+        *("tolist", "numpy", "item", "__array__", "__dlpack__"),
+        *("__int__", "__index__", "__float__"),
+    }
+)
 """Methods of a tensor that return its numbers."""
 _UNSUITABLE = frozenset(
     {
@@ -65,6 +70,10 @@ _CONSTANT = frozenset(
 
 class NotRecordable(Exception):
     """A stage cannot be replayed; says why."""
+
+
+class TooLarge(NotRecordable):
+    """A stage makes more tensors than are worth keeping."""
 
 
 class ConditionChanged(Exception):
@@ -95,10 +104,10 @@ class Recording:
         self._kept.append(values)
 
     def count(self, tensor: torch.Tensor) -> None:
-        """Count a tensor that the stage has made. Raises NotRecordable if all are too large."""
+        """Count a tensor that the stage has made. Raises TooLarge if all of them are."""
         self._num_bytes += tensor.nbytes
         if self._num_bytes > MOST_BYTES:
-            raise NotRecordable(f"its tensors take more than {MOST_BYTES >> 20} MiB")
+            raise TooLarge(f"its tensors take more than {MOST_BYTES >> 20} MiB")
 
 
 def record(stage: Callable[[], Result]) -> tuple[Recording, Result]:
@@ -195,7 +204,7 @@ def _all_again(
 
 def _write(func: Any, old: torch.Tensor, new: torch.Tensor) -> None:
     if old.shape != new.shape:
-        raise RuntimeError(f"{func._schema.name} returned another shape than when it was recorded")
+        raise ConditionChanged(f"{func._schema.name} returned another shape")
     old.copy_(new)
 
 
@@ -220,7 +229,8 @@ class RecordedStages(Stages):
     """The recorded stages of one step shape.
 
     A stage that cannot be recorded, or that would go another way this time, is called, and so are those
-    of the same step that come after it, since they may read its result. width: of the trees.
+    of the same step that come after it, since they may read its result. num_sequences, width: of the
+    step.
     """
 
     def __init__(self, graphs: Recordings, read: Stages | None = None) -> None:
@@ -229,13 +239,14 @@ class RecordedStages(Stages):
         self._refused: set[Hashable] = set()
         self._num_changes: Counter[Hashable] = Counter()
         self.has_called = False
-        self.width = 1
+        self.num_sequences = self.width = 1
 
     def run(self, name: Hashable, key: Hashable, stage: Callable[[], Result]) -> Result:
-        if self.has_called or (name, key) in self._refused:
+        captured = self.captured.get((name, key))
+        is_full = captured is None and len(self) >= MOST_OF_SHAPE
+        if self.has_called or is_full or (name, key) in self._refused:
             self.has_called = True
             return stage()
-        captured = self.captured.get((name, key))
         try:
             if captured is not None:
                 captured.replay()
@@ -246,7 +257,8 @@ class RecordedStages(Stages):
             log.debug("a stage of a step is not recorded: %s: %s", name, why)
             self._refused.add((name, key))
             if name == FORWARD:
-                self._recordings.in_vain.add(self.width)
+                num = self.num_sequences if isinstance(why, TooLarge) else 1
+                self._recordings.refuse(num, self.width)
         except ConditionChanged:
             self._num_changes[name, key] += 1
             if self._num_changes[name, key] == MOST_CHANGES:
@@ -265,15 +277,16 @@ class Recordings(StepGraphs):
     on the host, chains of several sequences would need rows of padding, and a prompt takes much longer
     than Python.
 
-    Results are valid until the next step, so a step has to land before that. in_vain: widths of trees
-    with which forward passes cannot be recorded, so nothing else is.
+    Results are valid until the next step, so a step has to land before that. refused_from: by the width
+    of trees, the least number of sequences with which forward passes cannot be recorded, so nothing
+    else is.
     """
 
     captures_at_start = fills_up = False
 
     def __init__(self, device: torch.device, recorded_at: int = RECORDED_AT) -> None:
         super().__init__(device, MOST_RECORDINGS, recorded_at)
-        self.in_vain: set[int] = set()
+        self.refused_from: dict[int, int] = {}
 
     def new_stages(self, read: Stages | None = None) -> RecordedStages:
         return RecordedStages(self, read)
@@ -281,12 +294,19 @@ class Recordings(StepGraphs):
     def of(self, shape: Hashable, read: Stages | None = None) -> Stages:
         stages = super().of(shape, read)
         assert isinstance(stages, RecordedStages) and isinstance(shape, tuple)
-        stages.has_called, stages.width = False, shape[1]
+        stages.has_called = False
+        stages.num_sequences, stages.width = shape[:2]
         return stages
+
+    def refuse(self, num_sequences: int, width: int) -> None:
+        """Record no more steps with trees of this width and so many sequences, or more of them."""
+        least = self.refused_from.get(width, num_sequences)
+        self.refused_from[width] = min(least, num_sequences)
 
     def serves(self, num_sequences: int, width: int, num_prompt_rows: int) -> bool:
         is_kind = width == 1 or num_sequences == 1
-        return is_kind and not num_prompt_rows and width not in self.in_vain
+        is_refused = width in self.refused_from and num_sequences >= self.refused_from[width]
+        return is_kind and not num_prompt_rows and not is_refused
 
     def bucket(self, num: int) -> int:
         """Return `num`: rows of padding take as long as others."""
