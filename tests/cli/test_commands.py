@@ -435,7 +435,7 @@ def test_demo_colours_what_drafts_had_right() -> None:
 @pytest.mark.usefixtures("few_tasks")
 def test_demo_shows_one_drafter_where_one_is_asked_for() -> None:
     text = ok("demo", "--drafter", "ngram", "--draft-topk", "1", "--threads", "1")
-    assert text.startswith("This demo answers the same prompts with and without draft trees")
+    assert text.startswith("This demo answers the same prompts with and without drafts")
     assert "ngram; same tokens" in text
     assert "head" not in text
     assert "tokens are identical with 2 ways" in text
