@@ -45,8 +45,8 @@ class Launcher:
     mask_seconds: time limit for the masks of one step; draft nodes without a mask by then are not used.
     verify: computes the verdicts. drafters: the drafter, then the root drafter, which is used for a
     step in which the first one fails. max_graph_batch: largest number of sequences of a step that
-    runs from CUDA graphs; None is no limit. graphs: None if no step is captured. records: record plain
-    steps on a CPU, of which each then has to land before the next one is launched.
+    runs from CUDA graphs; None is no limit. graphs: None if no step is captured. records: record steps
+    on a CPU (`Recordings`), of which each then has to land before the next one is launched.
     most_prompt_rows: as in `PlannedBatch`.
     """
 

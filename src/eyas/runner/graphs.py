@@ -233,7 +233,7 @@ class StepGraphs:
 
     def bucket(self, num: int) -> int:
         """Return the number of sequences of the graph that serves `num`."""
-        return bucket_of(num)
+        return bucket_of(num) if self.fills_up else num
 
     def captures(self, shape: Hashable, *, at_once: bool) -> bool:
         """Count a step of this shape, and return whether it runs from graphs.

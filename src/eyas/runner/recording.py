@@ -308,9 +308,5 @@ class Recordings(StepGraphs):
         is_refused = width in self.refused_from and num_sequences >= self.refused_from[width]
         return is_kind and not num_prompt_rows and not is_refused
 
-    def bucket(self, num: int) -> int:
-        """Return `num`: rows of padding take as long as others."""
-        return num
-
     def _record(self, name: Hashable, stage: Callable[[], Any]) -> tuple[Recording, Any]:
         return record(stage)
