@@ -150,6 +150,7 @@ LOADED = (
     *("bench", "serve", "--shape", "llama-3.1-8b", "--dummy-weights", "--num-requests", "500"),
     *("--prompt-tokens", "512", "--max-tokens", "256", "--rate", "48"),
 )
+RATES = (*LOADED[:-1], "4,8,16,32,48,64")
 ON_GPU |= {
     "h200_prefill": [*SHAPE[:-1], "--prefill", "8192", "--interfere", "16"],
     "h200_attention": ["benchmarks/attention.py"],
@@ -172,6 +173,8 @@ ON_GPU |= {
         *(*LOADED, "--drafter", "eagle3", *CHAIN_OF_5, "--synthetic-acceptance", "3.52"),
     ],
     "h200_serve_loaded_plain": [*LOADED, "--drafter", "root"],
+    "h200_rates": [*RATES, "--drafter", "eagle3", *CHAIN_OF_5, "--synthetic-acceptance", "3.52"],
+    "h200_rates_plain": [*RATES, "--drafter", "root"],
     "h200_serve_http": [
         *("benchmarks/serve_http.py", "--rounds", "1", "--rate", "48", "--num-requests", "500"),
         *("--prompt-tokens", "512", "--max-tokens", "256"),

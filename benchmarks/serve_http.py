@@ -145,7 +145,7 @@ def measure(target: tuple[str, ...], load: list[str], output: Path) -> dict[str,
     """Run `eyas bench serve` and return the result that it wrote."""
     command = python_command("eyas", "bench", "serve", *target, *load, "--output", str(output))
     subprocess.run(command, check=True, timeout=LOAD_SECONDS)
-    return json.loads(output.read_text())["results"]
+    return json.loads(output.read_text())["results"][0]
 
 
 def main() -> None:
@@ -177,7 +177,7 @@ def main() -> None:
     if given.output is not None:
         about = describe_run(["benchmarks/serve_http.py", *sys.argv[1:]])
         last = found["http"][-1]
-        write_result({**about, "summary": summary, "results": last, "runs": found}, given.output)
+        write_result({**about, "summary": summary, "results": [last], "runs": found}, given.output)
 
 
 if __name__ == "__main__":

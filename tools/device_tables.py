@@ -180,8 +180,10 @@ def serve_table(results: Results) -> str:
         "|---" * 6 + "|",
     ]
     for name, kind, text in SERVED:
-        found = results.get(name, {}).get("results")
-        if found is None or kind not in found["kinds"]:
+        if name not in results:
+            continue
+        (found,) = results[name]["results"]
+        if kind not in found["kinds"]:
             continue
         of = found["kinds"][kind]
         first, between = of["first_token_ms"], of["inter_token_ms"]
@@ -194,4 +196,25 @@ def serve_table(results: Results) -> str:
             f"| {between['p50']:.1f}, {between['p99']:.1f} ms "
             f"| {100 * found['share_in_time']:.1f} % |"
         )
+    return "\n".join(lines)
+
+
+def rates_table(results: Results) -> str:
+    """Return the table of open loads of several rates, with and without drafts."""
+    lines = [
+        "| requests/s | in time per second | in time | tokens/s | first token p50, p99 |",
+        "|---" * 5 + "|",
+    ]
+    drafted, plain = (results[name]["results"] for name in ("h200_rates", "h200_rates_plain"))
+    for pair in zip(drafted, plain, strict=True):
+        cells = [f"{pair[0]['rate']:g}"]
+        for key, form in (
+            ("goodput_per_second", "{:.2f}"),
+            ("share_in_time", "{:.1%}"),
+            ("output_tokens_per_second", "{:,.0f}"),
+        ):
+            cells.append(" / ".join(form.format(one[key]) for one in pair))
+        firsts = [one["first_token_ms"] for one in pair]
+        cells.append(" / ".join(f"{first['p50']:.0f}, {first['p99']:.0f} ms" for first in firsts))
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -153,16 +153,20 @@ class EngineLoad:
             self._num_ended += 1
 
 
+def warm_up(engine: Engine, arrivals: Sequence[Arrival], temperature: float) -> None:
+    """Run requests like those of a load, so that its first ones are served as any others."""
+    for _ in range(WARM_UPS):
+        EngineLoad(engine, to_warm_up(engine, arrivals), temperature, None).run()
+    freeze_loaded()  # as an engine process does
+
+
 def run_on_engine(
     engine: Engine,
     arrivals: Sequence[Arrival],
     temperature: float,
     on_progress: OnProgress | None = None,
 ) -> tuple[list[Outcome], Queue]:
-    """Warm the engine up, and run the load."""
-    for _ in range(WARM_UPS):
-        EngineLoad(engine, to_warm_up(engine, arrivals), temperature, None).run()
-    freeze_loaded()  # as an engine process does
+    """Run a load on an engine that is warm."""
     return EngineLoad(engine, arrivals, temperature, on_progress).run()
 
 

@@ -167,14 +167,16 @@ def test_the_command_serves_the_builtin_model_with_schemas(
     file = tmp_path / "out" / "result.json"
     status, out, _ = run_command(
         capsys,
-        *("bench", "serve", "--rate", "20", "--num-requests", "12", "--prompt-tokens", "12"),
+        *("bench", "serve", "--rate", "10,20", "--num-requests", "12", "--prompt-tokens", "12"),
         *("--max-tokens", "12", "--schemas", str(tmp_path), "--schema-share", "0.5"),
         *("--num-slots", "4000", "--threads", "1", "--device", "cpu", "--json", "-o", str(file)),
     )
     assert status == 0
     result = json.loads(file.read_text())
     assert json.loads(out) == result
-    found = result["results"]
+    slow, found = result["results"]
+    assert (slow["rate"], slow["num_requests"], slow["num_failed"]) == (10, 6, 0)
+    assert found["rate"] == 20
     assert found["num_failed"] == 0 and found["num_ended_well"] == 12
     assert set(found["kinds"]) == {"free", "schema"}
     assert found["goodput_per_second"] <= found["ended_per_second"]
@@ -196,7 +198,8 @@ def test_the_command_serves_a_shape(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--rate", "0"), "--rate: must be above 0"),
+        (("--rate", "0"), "--rate: must be a number above 0, not '0'"),
+        (("--rate", "4,many"), "--rate: must be a number above 0, not 'many'"),
         (("--slo-first-token-ms", "nan"), "--slo-first-token-ms: must be above 0"),
         (("--url", "http://127.0.0.1:9"), "--url: http://127.0.0.1:9 does not list its models"),
         (("--url", "x", "--shape", "tiny", "--dummy-weights"), "--url: the server has its own"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from eyas.config import EngineConfig
     from eyas.engine.engine import Engine
-    from eyas_bench.load import Load
+    from eyas_bench.load import Load, Outcome, Queue
 
 LOAD_PANEL = "Load"
 
@@ -34,15 +34,21 @@ class LoadOptions:
     """The load of requests, and the latency targets."""
 
     rate: Annotated[
-        float,
+        str,
         typer.Option(
-            help="Mean arrival rate in requests per second.",
+            help="Mean arrival rate in requests per second; several, separated by commas, run one "
+            "after the other on the same engine.",
+            metavar="FLOAT[,...]",
             rich_help_panel=LOAD_PANEL,
         ),
-    ] = 4.0
+    ] = "4"
     num_requests: Annotated[
         int,
-        typer.Option(min=1, help="Number of requests.", rich_help_panel=LOAD_PANEL),
+        typer.Option(
+            min=1,
+            help="Number of requests; at the highest of several rates, so that all take as long.",
+            rich_help_panel=LOAD_PANEL,
+        ),
     ] = 100
     prompt_tokens: Annotated[
         int,
@@ -126,10 +132,29 @@ class LoadOptions:
 
     def check(self) -> None:
         """Check the numbers. ValueError: one must be above 0."""
-        for name in ("rate", "slo_first_token_ms", "slo_inter_token_ms"):
+        for name in ("slo_first_token_ms", "slo_inter_token_ms"):
             value = getattr(self, name)
             if not 0 < value < float("inf"):
                 raise ValueError(f"--{name.replace('_', '-')}: must be above 0, not {value:g}")
+        _ = self.rates
+
+    @property
+    def rates(self) -> list[float]:
+        """The rates in their order. ValueError: one is no number above 0."""
+        values = []
+        for part in self.rate.split(","):
+            try:
+                value = float(part)
+            except ValueError:
+                value = 0.0
+            if not 0 < value < float("inf"):
+                raise ValueError(f"--rate: must be a number above 0, not {part.strip()!r}")
+            values.append(value)
+        return values
+
+    def num_requests_at(self, rate: float) -> int:
+        """The requests of one of the rates: fewer at lower ones, in proportion."""
+        return max(1, round(self.num_requests * rate / max(self.rates)))
 
 
 @flattened
@@ -159,41 +184,56 @@ def serve(
     Requests arrive at random times, independently of earlier answers, and every time is measured
     from the scheduled arrival. Prompts are random tokens.
     """
-    from eyas_bench.load import Load, draw_load, summarise
-    from eyas_bench.serve_load import run_on_engine, run_on_server
+    from eyas_bench.load import Load, draw_load
+    from eyas_bench.serve_load import run_on_engine, run_on_server, warm_up
 
     load.check()
     shaped.check()
     drafting = with_aliases(drafting)
     _check_together(load, shaped, tokenizer)
     schemas, num_refused = _schemas(load.schemas)
-    plan = Load(
-        rate=load.rate,
-        num_requests=load.num_requests,
-        prompt_tokens=load.prompt_tokens,
-        max_tokens=load.max_tokens,
-        vocab_size=load.vocab_size,
-        seed=load.seed,
-        schemas=schemas,
-        schema_share=load.schema_share if schemas else 0.0,
-    )
+    plans = [
+        Load(
+            rate=rate,
+            num_requests=load.num_requests_at(rate),
+            prompt_tokens=load.prompt_tokens,
+            max_tokens=load.max_tokens,
+            vocab_size=load.vocab_size,
+            seed=load.seed,
+            schemas=schemas,
+            schema_share=load.schema_share if schemas else 0.0,
+        )
+        for rate in load.rates
+    ]
     show_status = status_line(as_json)
 
     def on_turn(arrived: int, ended: int) -> None:
-        show_status(f"{arrived} of {load.num_requests} arrived, {ended} ended")
+        show_status(f"{arrived} arrived, {ended} ended")
 
     if load.url is not None:
-        outcomes, queue = asyncio.run(
-            run_on_server(load.url, draw_load(plan), load.temperature, on_turn)
-        )
         about: dict[str, Any] = {"url": "a server"}
+        entries = [
+            _entry(
+                load,
+                plan,
+                *asyncio.run(run_on_server(load.url, draw_load(plan), load.temperature, on_turn)),
+            )
+            for plan in plans
+        ]
     else:
-        needed = plan.most_prompt_tokens + plan.most_tokens
+        needed = plans[0].most_prompt_tokens + plans[0].most_tokens
         config = _config(model, dtype, offline, drafting, resources, shaped, needed)
         engine, close, about = _engine(config, shaped, tokenizer, as_json)
         try:
-            plan = _fitted(plan, engine, needed)
-            outcomes, queue = run_on_engine(engine, draw_load(plan), load.temperature, on_turn)
+            plans = [_fitted(plan, engine, needed) for plan in plans]
+            largest = max(plans, key=lambda plan: plan.num_requests)
+            warm_up(engine, draw_load(largest), load.temperature)
+            entries = [
+                _entry(
+                    load, plan, *run_on_engine(engine, draw_load(plan), load.temperature, on_turn)
+                )
+                for plan in plans
+            ]
             engine.check()
         finally:
             close()
@@ -201,19 +241,27 @@ def serve(
         **run_facts(),
         "model": about,
         "settings": {
-            **{k: v for k, v in vars(load).items() if k not in ("url", "schemas", "vocab_size")},
+            **{
+                k: v for k, v in vars(load).items() if k not in ("rate", "url", "schemas", "vocab_size")
+            },
             "num_schemas": len(schemas),
             "num_schemas_refused": num_refused,
             "acceptance": "real" if shaped.synthetic_acceptance is None else "synthetic acceptance",
             "synthetic_acceptance": shaped.synthetic_acceptance,
             "drafting": None if load.url is not None else vars(drafting),
         },
-        "results": summarise(
-            outcomes, queue, load.slo_first_token_ms / 1000, load.slo_inter_token_ms / 1000
-        ),
+        "results": entries,
     }
     show_status("")
     report_result(result, output, as_json, _show)
+
+
+def _entry(load: LoadOptions, plan: Load, outcomes: list[Outcome], queue: Queue) -> dict[str, Any]:
+    """Return the result of one rate."""
+    from eyas_bench.load import summarise
+
+    slo_first, slo_inter = load.slo_first_token_ms / 1000, load.slo_inter_token_ms / 1000
+    return {"rate": plan.rate, **summarise(outcomes, queue, slo_first, slo_inter)}
 
 
 def _check_together(load: LoadOptions, shaped: DummyOptions, tokenizer: Path | None) -> None:
@@ -311,12 +359,15 @@ def _fitted(plan: Load, engine: Engine, needed: int) -> Load:
 
 
 def _show(result: dict[str, Any]) -> None:
+    for found in result["results"]:
+        _show_rate(found, result["settings"], result["model"].get("name", "a server"))
+
+
+def _show_rate(found: dict[str, Any], settings: dict[str, Any], name: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    found, settings = result["results"], result["settings"]
-    name = result["model"].get("name", "a server")
-    title = f"{name}: {found['num_requests']} requests, {settings['rate']:g} per second"
+    title = f"{name}: {found['num_requests']} requests, {found['rate']:g} per second"
     if settings["synthetic_acceptance"] is not None:
         title += ", synthetic acceptance"
     table = Table("ms", "p50", "p90", "p99", title=title)
