@@ -18,6 +18,7 @@ from eyas.cache.store import LayerStore, StateStore
 from eyas.kernels.attention_prefill import cut
 from eyas.kernels.copies import copy_slots, cut_copied
 from eyas.kernels.softmax import GROUP, SPLIT, HeadShape
+from eyas_bench.shapes import SHAPES
 from tests.kernels.hopper import Job, compile_for_hopper
 from tests.thorough import drawn
 
@@ -100,6 +101,8 @@ def test_copies_take_what_all_positions_need_up_to_a_bound(monkeypatch: pytest.M
     assert copied_bytes(stores, 1000, torch.float16, device) == 1000 * 2 * 2 * 64 * 2
     assert copied_bytes(stores, 1 << 30, torch.float16, device) == MOST_BYTES
     assert copied_bytes(stores[1:], 1000, torch.float16, device) == 0
+    spec = SHAPES["tiny-compressed"].model  # layers whose keys are their values
+    assert copied_bytes(spec.attention_stores, 1000, torch.float16, device) == 0
 
 
 @pytest.mark.parametrize(

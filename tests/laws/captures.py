@@ -16,6 +16,8 @@ import torch
 
 from eyas.engine.engine import Engine
 from eyas.runner.graphs import MAX_GRAPHS, Stages, StepGraphs
+from eyas.runner.rows import ForwardRows
+from eyas.runner.runner import Output
 from eyas.transfer import HostCopy, Outbox
 
 SPOILT = 3
@@ -132,7 +134,16 @@ class LateOutbox(Outbox):
 
 
 def make_unkind(engine: Engine, max_graphs: int = MAX_GRAPHS, captured_at: int = 1) -> UnkindGraphs:
-    """Let an engine run its steps from such graphs from now on."""
+    """Let an engine run its steps from such graphs from now on. Its model writes to slots that it has:
+    a device writes wherever it is told."""
+    runner, last_slot = engine.runner, engine.info.num_slots
+    forward = runner.forward
+
+    def checked(rows: ForwardRows, taps: tuple[int, ...] = ()) -> Output:
+        assert 0 <= rows.write_slots_T.min() and rows.write_slots_T.max() <= last_slot
+        return forward(rows, taps)
+
+    runner.forward = checked  # type: ignore[method-assign]
     graphs = engine.launcher.graphs = UnkindGraphs(max_graphs, captured_at)
     engine.launcher._outbox = LateOutbox()
     engine.launcher.most_prompt_rows = 512 if engine.runner.captures_prompts else 0

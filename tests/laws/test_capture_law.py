@@ -191,21 +191,23 @@ def test_steps_from_graphs_choose_what_others_choose(
             assert llm.engine.stats().num_accepted_tokens > 0
 
 
+@pytest.mark.parametrize("drafter", ["chain", "blend"])
 def test_drafts_after_prompts_from_graphs_are_those_of_others(
-    request: pytest.FixtureRequest,
+    drafter: str, request: pytest.FixtureRequest
 ) -> None:
-    """Prompts of several sizes beside as many sequences: each has its own seats and slots."""
+    """Prompts of several sizes beside as many sequences: each has its own seats and slots, and so has
+    padding."""
     config = EngineConfig(
         device=DeviceConfig(num_threads=1),
-        draft=DRAFTING["chain"],
+        draft=DRAFTING[drafter],
         cache=CacheConfig(prefix_cache=False),
-        scheduler=SchedulerConfig(flights=1, max_num_seqs=3),
+        scheduler=SchedulerConfig(flights=1, max_num_seqs=4, max_batch_tokens=64),
     )
     chats = [
         [{"role": "user", "content": " ".join(f"{i} boats," for i in range(count, 2 * count))}]
-        for count in (2, 40, 7, 25, 60, 3)
+        for count in (2, 3, 2, 60, 7, 25, 40, 3)
     ]
-    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=5) for i in range(len(chats))]
+    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=12) for i in range(len(chats))]
     with LLM(config=config) as llm:
         expected = [output.token_ids for output in llm.chat(chats, params)]
         request.getfixturevalue("plumbing_of_a_device")

@@ -53,9 +53,9 @@ def copied_bytes(
     num_positions: of all sequences. dtype: in which the model computes.
     """
     from eyas.attention.copied_prompts import MOST_BYTES, takes
-    from eyas.attention.triton import shape_of
+    from eyas.attention.triton import shapes_of
 
-    layers = {each for each in stores if type(each) is LayerStore}
-    taken = [each for each in layers if takes(shape_of(each, dtype.itemsize), dtype, device)]
+    shapes = shapes_of(stores, dtype.itemsize)
+    taken = [each for each, shape in shapes.items() if takes(shape, dtype, device)]
     widest = max((math.prod(each.slot_shape) for each in taken), default=0)
     return min(MOST_BYTES, num_positions * widest * dtype.itemsize)

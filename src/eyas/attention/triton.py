@@ -21,7 +21,7 @@ from eyas.attention.copied_prompts import CopiedPrompts, is_worth_copying, takes
 from eyas.attention.plan import Plan
 from eyas.attention.triton_compressed import EntryPlan, entry_shapes
 from eyas.cache.kv import KVStore
-from eyas.cache.store import LayerStore
+from eyas.cache.store import LayerStore, Store
 from eyas.kernels.attention import Nodes, attend_nodes
 from eyas.kernels.attention_prefill import PromptTiles, attend_prompts, cut
 from eyas.kernels.paths import node_paths
@@ -54,12 +54,10 @@ class TritonAttention:
         self.pdl = pdl
         itemsize = kv.dtype.itemsize
         self.entries = entry_shapes(kv.stores)
+        self.shapes = shapes_of(kv.stores, itemsize)
         self.stores = [
-            store
-            for store in kv.stores
-            if isinstance(store, LayerStore) and store not in self.entries
+            store for store in kv.stores if isinstance(store, LayerStore) and store in self.shapes
         ]
-        self.shapes = {store: shape_of(store, itemsize) for store in dict.fromkeys(self.stores)}
         self.heights = {store: _fitting(shape, heights) for store, shape in self.shapes.items()}
         self.tiles = {store: prompt_tiles(shape, itemsize) for store, shape in self.shapes.items()}
         self.may_copy = {
@@ -86,6 +84,13 @@ def prompt_tiles(shape: HeadShape, itemsize: int) -> PromptTiles:
 
 def _power(number: int) -> int:
     return 1 << (number - 1).bit_length()
+
+
+def shapes_of(stores: Sequence[Store], itemsize: int) -> dict[LayerStore, HeadShape]:
+    """Return what attention is compiled for, of the layers that have values beside their keys."""
+    entries = entry_shapes(stores)
+    layers = [each for each in dict.fromkeys(stores) if isinstance(each, LayerStore)]
+    return {each: shape_of(each, itemsize) for each in layers if each not in entries}
 
 
 def shape_of(store: LayerStore, itemsize: int) -> HeadShape:

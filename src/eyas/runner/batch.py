@@ -265,7 +265,7 @@ class PlannedBatch:
         has the rows of padding, if there are any, and those behind it have none."""
         sizes = self._sizes
         chunks_C4 = np.zeros((sizes.num_chunks, 4), dtype=np.int64)
-        chunks_C4[:, 0], chunks_C4[:, 1] = self._table.padding_seat, sizes.num_prompt_rows
+        chunks_C4[:, 0], chunks_C4[:, 1] = self._table.prompt_padding_seat, sizes.num_prompt_rows
         row = 0
         for number, span in enumerate(self._chunks):
             chunks_C4[number] = span.seat, row, span.context_start, span.context_count
@@ -332,16 +332,16 @@ def padding_batch(
 ) -> PlannedBatch:
     """Return a batch of `num` sequences in the padding seat, which changes no sequence.
 
-    num_prompt_rows: rows of a prompt chunk of the first one, beside its tree. most_prompt_rows: as in
-    `PlannedBatch`.
+    num_prompt_rows: rows of a prompt chunk beside them. most_prompt_rows: as in `PlannedBatch`.
     """
     nothing = np.full(width, NULL_SLOT, dtype=np.int64)
     spans = [
         Span(table.padding_seat, 0, 0, NO_SLOTS, nothing, root_low=1, root_high=1)
         for _ in range(num)
     ]
-    spans[0].context_count = num_prompt_rows
-    spans[0].context_slots = np.full(num_prompt_rows, NULL_SLOT, dtype=np.int64)
+    if num_prompt_rows:
+        slots = np.full(num_prompt_rows, NULL_SLOT, dtype=np.int64)
+        spans.append(Span(table.prompt_padding_seat, 0, num_prompt_rows, slots, None))
     sequence = SequenceParams(SamplingParams(temperature=temperature), 0, 0, 1, frozenset())
     params = BatchParams([sequence] * num, vocab_size, table.device)
     return PlannedBatch(

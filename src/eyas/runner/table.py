@@ -2,8 +2,9 @@
 
 Promises: each sequence has one row, its seat. A launched step reads lengths and roots from the
 table, so the host may plan a step before the one before it has landed. The host writes a seat at
-admission and for prompt chunks; after that, verdicts advance it on the device. One more seat is for
-padding rows of a batch: its length is 1 and its slot the null slot.
+admission and for prompt chunks; after that, verdicts advance it on the device. Two more seats are for
+padding: one for trees, whose length is 1 and whose root has the null slot, and one for prompt chunks,
+whose slots are all the null slot.
 Does not know: schedulers, drafters, why a sequence ended.
 
 Legend: A seats, C columns (positions), B sequences of a batch, W nodes, S slots.
@@ -46,11 +47,13 @@ class SequenceTable:
         self.num_columns = max_length + 3 * max_width
         self.max_width = max_width
         self.num_seats = self.padding_seat = num_seats
-        shape = (num_seats + 1, self.num_columns + 1)
+        self.prompt_padding_seat = num_seats + 1  # drafts leave their own slots behind a root
+        num_all = num_seats + 2
+        shape = (num_all, self.num_columns + 1)
         self.tokens_AC = torch.zeros(shape, dtype=torch.int64, device=device)
         self.slots_AC = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.lengths_A = torch.ones(num_seats + 1, dtype=torch.int64, device=device)
-        self.num_seatings = [0] * (num_seats + 1)
+        self.lengths_A = torch.ones(num_all, dtype=torch.int64, device=device)
+        self.num_seatings = [0] * num_all
         self.device = device
         self.states = states
         self._windows = windows
