@@ -146,11 +146,10 @@ ON_GPU |= {
     for name, shape in (OTHER_KINDS | CUT_KINDS).items()
 }
 LOAD = ("--num-requests", "400", "--prompt-tokens", "512", "--max-tokens", "256")
-LOADED = (
+RATES = (
     *("bench", "serve", "--shape", "llama-3.1-8b", "--dummy-weights", "--num-requests", "500"),
-    *("--prompt-tokens", "512", "--max-tokens", "256", "--rate", "48"),
+    *("--prompt-tokens", "512", "--max-tokens", "256", "--rate", "4,8,16,32,48,64"),
 )
-RATES = (*LOADED[:-1], "4,8,16,32,48,64")
 ON_GPU |= {
     "h200_prefill": [*SHAPE[:-1], "--prefill", "8192", "--interfere", "16"],
     "h200_attention": ["benchmarks/attention.py"],
@@ -169,10 +168,6 @@ ON_GPU |= {
         *("bench", "serve", "--shape", "llama-3.1-8b", "--dummy-weights", *LOAD, "--rate", "24"),
         *("--drafter", "eagle3", *CHAIN_OF_5, "--synthetic-acceptance", "3.52"),
     ],
-    "h200_serve_loaded": [
-        *(*LOADED, "--drafter", "eagle3", *CHAIN_OF_5, "--synthetic-acceptance", "3.52"),
-    ],
-    "h200_serve_loaded_plain": [*LOADED, "--drafter", "root"],
     "h200_rates": [*RATES, "--drafter", "eagle3", *CHAIN_OF_5, "--synthetic-acceptance", "3.52"],
     "h200_rates_plain": [*RATES, "--drafter", "root"],
     "h200_serve_http": [

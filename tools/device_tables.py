@@ -164,9 +164,7 @@ def attention_table(results: Results) -> str:
 
 SERVED = (
     ("h200_serve", "free", "Llama-3.1-8B, chain of 5, synthetic acceptance of 3.52"),
-    ("h200_serve_loaded", "free", "the same at twice the rate, sizes of drafts chosen by cost"),
-    ("h200_serve_loaded_plain", "free", "the same without drafts"),
-    ("h200_serve_http", "free", "the same over HTTP, from `eyas serve`"),
+    ("h200_serve_http", "free", "twice the rate without drafts, over HTTP, from `eyas serve`"),
     ("h200_serve_schemas", "free", "Qwen3-8B, drafts of a random head: requests without a schema"),
     ("h200_serve_schemas", "schema", "those with one, a quarter, beside them"),
 )

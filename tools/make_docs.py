@@ -23,6 +23,7 @@ from device_tables import (
     attention_table,
     experts_table,
     parts_table,
+    rates_table,
     schemas_table,
     serve_table,
     speed_table,
@@ -532,6 +533,7 @@ def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
     made["h200_schema_steps"] = schemas_table(results)
     made["h200_attention_cases"] = attention_table(results)
     made["h200_loads"] = serve_table(results)
+    made["h200_loads_by_rate"] = rates_table(results)
     made |= {"peers_options": options_table(), "peers_accepted": accepted_table()}
     made["peers_refused"] = refused_table()
     for name, result in results.items():

@@ -140,7 +140,7 @@ def make_unkind(engine: Engine, max_graphs: int = MAX_GRAPHS, captured_at: int =
     forward = runner.forward
 
     def checked(rows: ForwardRows, taps: tuple[int, ...] = ()) -> Output:
-        assert 0 <= rows.write_slots_T.min() and rows.write_slots_T.max() <= last_slot
+        assert rows.write_slots_T.min() >= 0 and rows.write_slots_T.max() <= last_slot
         return forward(rows, taps)
 
     runner.forward = checked  # type: ignore[method-assign]

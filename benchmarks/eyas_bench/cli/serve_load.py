@@ -242,7 +242,9 @@ def serve(
         "model": about,
         "settings": {
             **{
-                k: v for k, v in vars(load).items() if k not in ("rate", "url", "schemas", "vocab_size")
+                k: v
+                for k, v in vars(load).items()
+                if k not in ("rate", "url", "schemas", "vocab_size")
             },
             "num_schemas": len(schemas),
             "num_schemas_refused": num_refused,

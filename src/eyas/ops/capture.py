@@ -1,15 +1,34 @@
-"""Captures of CUDA graphs that fail.
+"""What surrounds the capture of a CUDA graph.
 
-Promises: torch's own random generator works after them.
+Promises: torch's own random generator works after a capture that fails, and no garbage is collected
+during one.
 Does not know: what is captured.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import torch
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Surround a capture on the current CUDA device.
+
+    Garbage may hold graphs and memory of engines that are gone, and a capture in which these are freed
+    fails, so none is collected meanwhile.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with restoring_generator():
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager

@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 from eyas.draft_tree import DraftTree
-from eyas.ops.capture import restoring_generator
+from eyas.ops.capture import capturing
 from eyas.runner.step_inputs import StepInputs, bucket_of
 from eyas.sampling.params import BatchParams
 from eyas.transfer import Inbox, refill, send
@@ -109,7 +109,7 @@ def recorded(stage: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGra
 
 def _recorded_once(stage: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
     graph = torch.cuda.CUDAGraph()
-    with restoring_generator(), torch.cuda.stream(_capture_stream(torch.cuda.current_device())):
+    with capturing(), torch.cuda.stream(_capture_stream(torch.cuda.current_device())):
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             result = stage()

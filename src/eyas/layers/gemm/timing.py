@@ -25,7 +25,7 @@ from eyas.kernels.norm import add_norm, norm
 from eyas.kernels.packed import Weight
 from eyas.layers.gemm import apply
 from eyas.layers.gemm.variants import GemmVariant, Product
-from eyas.ops.capture import restoring_generator
+from eyas.ops.capture import capturing
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class _Scene:
         with torch.cuda.stream(self._stream):  # torch.cuda.graph would collect garbage every time
             run(variant, 1)
             torch.cuda.synchronize()
-            with restoring_generator():
+            with capturing():
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     run(variant, calls)
