@@ -13,6 +13,7 @@ def take_kernels(patch: pytest.MonkeyPatch, *operations: Operation[Any, Any, Any
     """Let these operations run their kernels on any device."""
     for operation in operations:
         patch.setattr(operation, "by_torch", operation.by_kernel)
+        patch.setattr(operation, "by_native", None)
 
 
 def take_torch(patch: pytest.MonkeyPatch, *operations: Operation[Any, Any, Any]) -> None:

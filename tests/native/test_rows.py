@@ -8,6 +8,7 @@ import torch
 from eyas.native.rows import DTYPES, compiled, compiled_rows
 from eyas.ops.add_norm import add_norm, new_weight
 from eyas.ops.gate import gate
+from eyas.ops.join import join
 from eyas.ops.rotate_and_store import Angles, HeadNorm, KVDestination, rotate_and_store
 
 pytestmark = pytest.mark.skipif(
@@ -142,3 +143,26 @@ def test_other_types_and_gradients_are_left_to_torch() -> None:
     assert compiled_rows(half) is None and compiled_rows(single, half) is None
     assert compiled_rows(single.requires_grad_()) is None
     assert compiled_rows(random(2, 4), None) is not None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("zero_first", [True, False])
+@pytest.mark.parametrize("embedding_first", [True, False])
+@pytest.mark.parametrize("weights", [(True, True), (True, False), (False, False)])
+def test_joined_rows_are_those_of_torch(
+    dtype: torch.dtype, zero_first: bool, embedding_first: bool, weights: tuple[bool, bool]
+) -> None:
+    tokens, positions = torch.tensor([3, 0, 11, 3]), torch.tensor([0, 1, 2, 90])
+    embedding, features = random(12, 44, dtype=dtype), random(4, 66, seed=1, dtype=dtype)
+    own = [new_weight(size, dtype, CPU) for size in (44, 66)]
+    for each in own:
+        each[0] = random(each.shape[1], seed=2)
+    of = [each if wanted else None for each, wanted in zip(own, weights, strict=True)]
+    arguments = (*of, 1e-5, zero_first, embedding_first)
+    found = join(tokens, positions, embedding, features, *arguments)
+    expected = join.by_torch(tokens, positions, embedding, features, *arguments)
+    assert found.shape == expected.shape and is_near(found, expected)
+    for row in range(4):
+        one = slice(row, row + 1)
+        alone = join(tokens[one], positions[one], embedding, features[one], *arguments)
+        assert torch.equal(alone, found[one])

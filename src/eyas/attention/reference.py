@@ -82,7 +82,9 @@ class _Plan(Plan):
         self._lanes = context_lanes(layout)
         self._node_lanes: Lanes | None = None
         if layout.nodes is not None:
-            self._node_lanes = node_lanes(layout, layout.nodes)
+            is_compiled = all(isinstance(each, CompiledAttention) for each in kernels.values())
+            is_compiled &= not any(isinstance(each, CompressedStore) for each in kv.stores)
+            self._node_lanes = node_lanes(layout, layout.nodes, may_repeat=is_compiled)
         self._queries: dict[LayerStore, TiledQueries | _CompiledQueries] = {}
         self._compressed: CompressedPlan | None = None
 

@@ -68,6 +68,10 @@ def load(
     return built
 
 
+class ConditionChanged(Exception):
+    """A call that is made again would go another way than the first time."""
+
+
 class _Noted(threading.local):
     """add: notes the calls of this thread; None if nobody wants to know."""
 
@@ -94,12 +98,29 @@ def call(name: str, function: Callable[..., None], *arguments: Any) -> None:
         _noted.add(partial(_call, name, function, arguments))
 
 
-def _call(name: str, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def ask(name: str, function: Callable[..., int], *arguments: Any) -> int:
+    """Call a function and return the number by which the caller goes on.
+
+    A call that is made again raises ConditionChanged if it returns another one.
+    """
+    answer = _call(name, function, arguments)
+    if _noted.add is not None:
+        _noted.add(partial(_ask_again, name, function, arguments, answer))
+    return answer
+
+
+def _ask_again(
+    name: str, function: Callable[..., int], arguments: tuple[Any, ...], answer: int
+) -> None:
+    if _call(name, function, arguments) != answer:
+        raise ConditionChanged(f"{name} returned another number")
+
+
+def _call(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     if torch.autograd._profiler_enabled():
         with record_function(name):
-            function(*arguments)
-    else:
-        function(*arguments)
+            return function(*arguments)
+    return function(*arguments)
 
 
 def build(source: Path) -> Built:

@@ -65,6 +65,36 @@ void eyas_add_norm(const char *stream, const char *parts, const char *weight, pt
     }
 }
 
+/* Rows [T][D + F]: embedding and feature of each side by side, normalised by its weight or, without one, as they
+   are. tokens: rows of embeddings [.][D]. zero_first: embeddings at positions up to 1 are zeros. */
+void eyas_join(const int64_t *tokens, const int64_t *positions, const char *embeddings, const char *features,
+               ptrdiff_t num_rows, ptrdiff_t size, ptrdiff_t feature_size, const char *embedding_weight,
+               const char *feature_weight, float epsilon, int zero_first, int embedding_first, char *out, int is_half)
+{
+    const ptrdiff_t bytes = is_half ? sizeof(uint16_t) : sizeof(float);
+    for (ptrdiff_t row = 0; row < num_rows; row++) {
+        char *const own = out + row * (size + feature_size) * bytes;
+        char *const embedded = own + (embedding_first ? 0 : feature_size * bytes);
+        char *const featured = own + (embedding_first ? size * bytes : 0);
+        const char *const embedding = embeddings + tokens[row] * size * bytes;
+        const char *const feature = features + row * feature_size * bytes;
+        if (zero_first && positions[row] <= 1)
+            memset(embedded, 0, size * bytes);
+        else if (!embedding_weight)
+            memcpy(embedded, embedding, size * bytes);
+        else if (is_half)
+            add_norm_row(embedding, NULL, embedding_weight, size, epsilon, NULL, embedded, 1);
+        else
+            add_norm_row(embedding, NULL, embedding_weight, size, epsilon, NULL, embedded, 0);
+        if (!feature_weight)
+            memcpy(featured, feature, feature_size * bytes);
+        else if (is_half)
+            add_norm_row(feature, NULL, feature_weight, feature_size, epsilon, NULL, featured, 1);
+        else
+            add_norm_row(feature, NULL, feature_weight, feature_size, epsilon, NULL, featured, 0);
+    }
+}
+
 /* Strides are counts of numbers. */
 struct heads {
     const char *heads; /* [T][(N + 2 G) * H]: queries, keys and values */

@@ -44,6 +44,7 @@ class CompiledRows:
         self._add_norm = library.eyas_add_norm
         self._rotate_and_store = library.eyas_rotate_and_store
         self._gate = library.eyas_gate
+        self._join = library.eyas_join
 
     def add_norm(
         self,
@@ -71,6 +72,38 @@ class CompiledRows:
             torch.get_num_threads(),
         )
         return sum_TD, out_TD
+
+    def join(
+        self,
+        tokens_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        embedding_VD: torch.Tensor,
+        features_TF: torch.Tensor,
+        embedding_weight: torch.Tensor | None,
+        feature_weight: torch.Tensor | None,
+        epsilon: float,
+        *,
+        zero_first: bool,
+        embedding_first: bool,
+    ) -> torch.Tensor:
+        """As `ops.join`. The tensors are contiguous; tokens and positions are int64."""
+        num_rows, size, feature_size = len(tokens_T), embedding_VD.shape[1], features_TF.shape[1]
+        out_TX = features_TF.new_empty(num_rows, size + feature_size)
+        call(
+            "eyas::join",
+            self._join,
+            tokens_T.data_ptr(),
+            positions_T.data_ptr(),
+            embedding_VD.data_ptr(),
+            features_TF.data_ptr(),
+            *(num_rows, size, feature_size),
+            None if embedding_weight is None else embedding_weight.data_ptr(),
+            None if feature_weight is None else feature_weight.data_ptr(),
+            *(epsilon, zero_first, embedding_first),
+            out_TX.data_ptr(),
+            features_TF.dtype == torch.bfloat16,
+        )
+        return out_TX
 
     def rotate_and_store(
         self,
@@ -143,6 +176,11 @@ def _declare(library: ctypes.CDLL) -> None:
     )
     library.eyas_rotate_and_store.restype = None
     library.eyas_rotate_and_store.argtypes = (ctypes.POINTER(_Heads), _INT)
+    library.eyas_join.restype = None
+    library.eyas_join.argtypes = (
+        *(_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER),
+        *(ctypes.c_float, _INT, _INT, _POINTER, _INT),
+    )
     library.eyas_gate.restype = None
     library.eyas_gate.argtypes = (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _INT, _INT)
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from eyas.native.steps import compiled_steps
 from eyas.ops.dispatch import Operation
 
 
@@ -97,6 +98,23 @@ def add_level(
     own_BQ = tokens_BE if best_BQ.shape == tokens_BE.shape else tokens_BE.gather(1, best_BQ)
     path_BQP = torch.cat([above_BQP, own_BQ.unsqueeze(2)], dim=2)
     return Frontier(start + best_BQ, score_BQ, path_BQP), parent_BQ
+
+
+@add_level.native
+def _by_native(
+    tokens_BQJ: torch.Tensor,
+    scores_BQJ: torch.Tensor,
+    frontier: Frontier,
+    pool: PoolStorage,
+    start: int,
+    keep: int,
+) -> tuple[Frontier, torch.Tensor]:
+    steps = compiled_steps(tokens_BQJ.device)
+    if steps is None:
+        return add_level.by_torch(tokens_BQJ, scores_BQJ, frontier, pool, start, keep)
+    keep = min(keep, tokens_BQJ.shape[1] * tokens_BQJ.shape[2])
+    *fields, parent_BQ = steps.add_level(tokens_BQJ, scores_BQJ, frontier, pool, start, keep)
+    return Frontier(*fields), parent_BQ
 
 
 @add_level.kernel

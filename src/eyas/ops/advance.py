@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from eyas.native.steps import compiled_steps
 from eyas.ops.dispatch import Operation
 from eyas.ops.table import TableSequences
 
@@ -46,6 +47,21 @@ def advance(
         slots_BW = sequences.node_slots_BW.gather(1, nodes_BW)
         sequences.slots_AC[seats_B1, slot_columns_BW] = slots_BW
     lengths_A[seats_B] = roots_B + 1 + counts_B
+
+
+@advance.native
+def _by_native(
+    report_BX: torch.Tensor,
+    sequences: TableSequences,
+    lengths_A: torch.Tensor,
+    is_chain: bool,
+    padding_seat: int,
+) -> None:
+    steps = compiled_steps(report_BX.device)
+    if steps is None:
+        advance.by_torch(report_BX, sequences, lengths_A, is_chain, padding_seat)
+    else:
+        steps.advance(sequences, report_BX, lengths_A, is_chain=is_chain, padding_seat=padding_seat)
 
 
 @advance.kernel

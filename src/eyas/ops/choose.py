@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from eyas.native.steps import compiled_steps
 from eyas.ops.dispatch import Operation
 from eyas.ops.noise import GUMBEL_SPAN, gumbel, gumbel_at
 from eyas.ops.scale_and_filter import NEVER, Filters, floors_of, scale_and_filter
@@ -113,6 +114,9 @@ def choose_processed(
 
 
 def _best(x_RV: torch.Tensor) -> torch.Tensor:
+    steps = compiled_steps(x_RV.device)
+    if steps is not None:
+        return steps.best(x_RV)
     best_R1 = x_RV.argmax(dim=1, keepdim=True)
     value_R1 = x_RV.gather(1, best_R1)
     return torch.where(value_R1.isfinite(), best_R1, -1).squeeze(1)

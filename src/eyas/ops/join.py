@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from eyas.native.rows import compiled_rows
 from eyas.ops.add_norm import normalized
 from eyas.ops.dispatch import Operation
 
@@ -41,6 +42,33 @@ def join(
         features_TF = normalized(features_TF, feature_weight, epsilon)
     pair = (embedded_TD, features_TF) if embedding_first else (features_TF, embedded_TD)
     return torch.cat(pair, -1)
+
+
+@join.native
+def _by_native(
+    tokens_T: torch.Tensor,
+    positions_T: torch.Tensor,
+    embedding_VD: torch.Tensor,
+    features_TF: torch.Tensor,
+    embedding_weight: torch.Tensor | None,
+    feature_weight: torch.Tensor | None,
+    epsilon: float,
+    zero_first: bool,
+    embedding_first: bool,
+) -> torch.Tensor:
+    rows = compiled_rows(features_TF, embedding_VD, embedding_weight, feature_weight)
+    body = join.by_torch if rows is None or not embedding_VD.is_contiguous() else rows.join
+    return body(
+        tokens_T,
+        positions_T,
+        embedding_VD,
+        features_TF.contiguous(),
+        embedding_weight,
+        feature_weight,
+        epsilon,
+        zero_first=zero_first,
+        embedding_first=embedding_first,
+    )
 
 
 @join.kernel

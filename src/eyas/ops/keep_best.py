@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 
 from eyas.draft_tree import DraftTree
+from eyas.native.steps import compiled_steps
 from eyas.ops.add_level import PoolStorage
 from eyas.ops.dispatch import Operation
 from eyas.ops.scale_and_filter import NEVER
@@ -52,6 +53,19 @@ def keep_best(
     tokens_BW = torch.cat([roots_B1, tokens_BX.gather(1, places_BW)], dim=1)
     score_BW = torch.cat([root_score_B1, scores_BX.gather(1, places_BW)], dim=1)
     return DraftTree(tokens_BW, parents_BW, sizes_B, False, score_BW=score_BW)
+
+
+@keep_best.native
+def _by_native(
+    roots_B1: torch.Tensor, pool: PoolStorage, size: int, nodes: int, is_chain: bool
+) -> DraftTree:
+    steps = compiled_steps(roots_B1.device)
+    if steps is None:
+        return keep_best.by_torch(roots_B1, pool, size, nodes, is_chain)
+    tokens_BW, parents_BW, sizes_B, score_BW = steps.keep_best(
+        roots_B1, pool, size, nodes, is_chain=is_chain
+    )
+    return DraftTree(tokens_BW, parents_BW, sizes_B, is_chain, score_BW=score_BW)
 
 
 @keep_best.kernel

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from eyas.native.steps import compiled_steps
 from eyas.ops.dispatch import Operation
 from eyas.ops.grids import place_chain
 from eyas.ops.table import TableSequences
@@ -103,13 +104,33 @@ def level_rows(
         grid_BW, slots_BW, torch.cat([above_BW, nodes_BQ.gather(1, above_BQ)], dim=1)
     )
     if states_RF is not None:
-        size = states_RF.shape[1]
-        states_RF = (
-            states_RF.view(num, nodes_BQ.shape[1], size)
-            .gather(1, above_BQ.unsqueeze(2).expand(-1, -1, size))
-            .flatten(0, 1)
-        )
+        states_RF = _of_parents(states_RF, above_BQ)
     return Level(rows, inner, states_RF)
+
+
+@level_rows.native
+def _by_native(
+    paths_BQP: torch.Tensor,
+    above_BQ: torch.Tensor,
+    parents_BW: torch.Tensor | None,
+    states_RF: torch.Tensor | None,
+    sequences: TableSequences,
+    first_scratch: int,
+    per_seat: int,
+) -> Level:
+    steps = compiled_steps(paths_BQP.device)
+    if steps is None:
+        return level_rows.by_torch(
+            paths_BQP, above_BQ, parents_BW, states_RF, sequences, first_scratch, per_seat
+        )
+    rows, inner = steps.level_rows(
+        sequences, paths_BQP, above_BQ, parents_BW, first_scratch, per_seat
+    )
+    if inner is None:
+        return Level(LevelRows(*rows), None, states_RF)
+    if states_RF is not None:
+        states_RF = _of_parents(states_RF, above_BQ)
+    return Level(LevelRows(*rows), InnerNodes(*inner), states_RF)
 
 
 @level_rows.kernel
@@ -139,3 +160,10 @@ def _by_kernel(
         pdl=paths_BQP.is_cuda,
     )
     return Level(LevelRows(*rows), None if inner is None else InnerNodes(*inner), below_RF)
+
+
+def _of_parents(states_RF: torch.Tensor, above_BQ: torch.Tensor) -> torch.Tensor:
+    """Return the state of the node above each node of a level, [B * Q, F]."""
+    num, size = len(above_BQ), states_RF.shape[1]
+    above_BQF = above_BQ.unsqueeze(2).expand(-1, -1, size)
+    return states_RF.view(num, -1, size).gather(1, above_BQF).flatten(0, 1)

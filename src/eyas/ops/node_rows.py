@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from eyas.draft_tree import DraftTree
+from eyas.native.steps import compiled_steps
 from eyas.ops.dispatch import Operation
 from eyas.ops.grids import node_depths, place_chain, ragged_rows
 from eyas.ops.table import TableSequences
@@ -73,6 +74,28 @@ def node_rows(tree: DraftTree, sequences: TableSequences) -> NodeRows:
         rows_R=torch.arange(len(picked_R), device=device),
         grid_BW=grid_BW,
         slots_BW=slots_BW,
+    )
+
+
+@node_rows.native
+def _by_native(tree: DraftTree, sequences: TableSequences) -> NodeRows:
+    steps = compiled_steps(tree.device)
+    if steps is None:
+        return node_rows.by_torch(tree, sequences)
+    rows, grid_BW, slots_BW = steps.node_rows(
+        sequences, tree.tokens_BW, tree.branch_parents, tree.sizes_B
+    )
+    tokens_R, position_R, model_position_R, write_slots_R, sequence_R, node_R, rows_R = rows
+    return NodeRows(
+        tokens_R,
+        position_R,
+        model_position_R,
+        write_slots_R,
+        sequence_R,
+        node_R,
+        rows_R,
+        grid_BW,
+        slots_BW,
     )
 
 

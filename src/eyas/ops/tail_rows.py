@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from eyas.native.steps import compiled_steps
 from eyas.ops.dispatch import Operation
 from eyas.ops.grids import place_chain, ragged_rows
 from eyas.ops.table import TableSequences
@@ -85,6 +86,23 @@ def tail_rows(
         root_tokens_B=tokens_AC[seats_B, roots_B],
         sequence_B=torch.arange(len(seats_B), device=device),
     )
+
+
+@tail_rows.native
+def _by_native(
+    made_A: torch.Tensor,
+    drafts_B: torch.Tensor | None,
+    sequences: TableSequences,
+    longest: int,
+    null_slot: int,
+) -> TailRows:
+    steps = compiled_steps(made_A.device)
+    if steps is None:
+        return tail_rows.by_torch(made_A, drafts_B, sequences, longest, null_slot)
+    rows, grid_BP, slots_BP, of_sequences = steps.tail_rows(
+        sequences, made_A, drafts_B, longest, null_slot
+    )
+    return TailRows(*rows, grid_BP, slots_BP, *of_sequences)
 
 
 @tail_rows.kernel

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 
+from eyas.native.steps import compiled_steps
 from eyas.ops.dispatch import Operation
 from eyas.ops.noise import gumbel_at
 from eyas.ops.scale_and_filter import NEVER, Filters, scale_and_filter
@@ -63,6 +64,38 @@ def top_tokens(
     scores_RE = torch.where(is_noisy_R1, seen_RE, values_RE)
     scores_RJ, best_RJ = scores_RE.topk(num_children, dim=1)
     return ids_RE.gather(1, best_RJ), scores_RJ
+
+
+@top_tokens.native
+def _by_native(
+    logits_RU: torch.Tensor,
+    target_ids_U: torch.Tensor | None,
+    num_children: int,
+    vocab_size: int,
+    sequence_R: torch.Tensor | None,
+    position_R: torch.Tensor | None,
+    temperature_B: torch.Tensor | None,
+    seed_B: torch.Tensor,
+    choice_B: torch.Tensor,
+    beta_B: torch.Tensor | None,
+    filters: Filters | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    steps = compiled_steps(logits_RU.device)
+    if steps is not None and sequence_R is None and num_children <= logits_RU.shape[1]:
+        return steps.top_tokens(logits_RU, target_ids_U, num_children)
+    return top_tokens.by_torch(
+        logits_RU,
+        target_ids_U,
+        num_children,
+        vocab_size,
+        sequence_R,
+        position_R,
+        temperature_B,
+        seed_B,
+        choice_B,
+        beta_B,
+        filters,
+    )
 
 
 @top_tokens.kernel

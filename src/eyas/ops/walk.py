@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 
 from eyas.draft_tree import DraftTree
+from eyas.native.steps import compiled_steps
 from eyas.ops.dispatch import Operation
 
 
@@ -25,6 +26,14 @@ def walk(chosen_BW: torch.Tensor, tree: DraftTree) -> torch.Tensor:
     if tree.is_chain:
         return _walk_chain(chosen_BW, tree.tokens_BW, tree.sizes_B)
     return _walk_tree(chosen_BW, tree.tokens_BW, tree.parents_BW, tree.sizes_B)
+
+
+@walk.native
+def _by_native(chosen_BW: torch.Tensor, tree: DraftTree) -> torch.Tensor:
+    steps = compiled_steps(chosen_BW.device)
+    if steps is None:
+        return walk.by_torch(chosen_BW, tree)
+    return steps.walk(chosen_BW, tree.tokens_BW, tree.branch_parents, tree.sizes_B)
 
 
 @walk.kernel

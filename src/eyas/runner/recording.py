@@ -23,7 +23,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from eyas.native.build import noting_calls
+from eyas.native.build import ConditionChanged, noting_calls
 from eyas.runner.graphs import Stages, StepGraphs
 
 log = logging.getLogger(__name__)
@@ -74,10 +74,6 @@ class NotRecordable(Exception):
 
 class TooLarge(NotRecordable):
     """A stage makes more tensors than are worth keeping."""
-
-
-class ConditionChanged(Exception):
-    """A stage would go another way than when it was recorded."""
 
 
 class Recording:

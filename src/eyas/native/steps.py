@@ -1,0 +1,449 @@
+"""What a step does beside its models, on a CPU: rows of trees, levels and tails of drafts, walks.
+
+Promises: what the torch bodies in `eyas.ops` return, entry by entry, but for logarithms, whose last
+bits may differ. A call takes some microseconds, where each of the torch operations takes that long.
+Does not know: models, drafters.
+
+Legend: B sequences, W nodes of a tree, R rows, A seats, C columns (positions), P rows of a tail or
+draft tokens of a path, Q nodes of a level, J children of a node, E candidates of a level, X entries
+of a pool or of a report, L key columns, U candidates, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from eyas.native.build import Built, ask, call, load
+
+_SIZE, _POINTER, _INT, _WIDE = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+
+
+class Sequences(Protocol):
+    """`ops.table.TableSequences`."""
+
+    @property
+    def tokens_AC(self) -> torch.Tensor: ...
+    @property
+    def slots_AC(self) -> torch.Tensor: ...
+    @property
+    def seats_B(self) -> torch.Tensor: ...
+    @property
+    def roots_B(self) -> torch.Tensor: ...
+    @property
+    def node_slots_BW(self) -> torch.Tensor: ...
+    @property
+    def last_position(self) -> int: ...
+
+
+class _Sequences(ctypes.Structure):
+    """`struct sequences` of steps.c."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("tokens", "slots")),
+        *((name, _SIZE) for name in ("tokens_stride", "slots_stride")),
+        *((name, _POINTER) for name in ("seats", "roots", "node_slots")),
+        *((name, _SIZE) for name in ("node_slots_stride", "num")),
+        ("last_position", _WIDE),
+    )
+
+
+def _struct(of: Sequences) -> _Sequences:
+    tokens_AC, slots_AC, node_slots_BW = of.tokens_AC, of.slots_AC, of.node_slots_BW
+    assert tokens_AC.stride(1) == slots_AC.stride(1) == 1
+    assert node_slots_BW.stride(1) == 1 or node_slots_BW.shape[1] == 1
+    assert of.seats_B.is_contiguous() and of.roots_B.is_contiguous()
+    return _Sequences(
+        tokens_AC.data_ptr(),
+        slots_AC.data_ptr(),
+        tokens_AC.stride(0),
+        slots_AC.stride(0),
+        of.seats_B.data_ptr(),
+        of.roots_B.data_ptr(),
+        node_slots_BW.data_ptr(),
+        node_slots_BW.stride(0),
+        len(of.seats_B),
+        of.last_position,
+    )
+
+
+def _numbers(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int64)
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _rows(values_BW: torch.Tensor) -> torch.Tensor:
+    """Return the grid with contiguous rows."""
+    is_plain = values_BW.stride(1) == 1 or values_BW.shape[1] == 1
+    return values_BW if is_plain else values_BW.contiguous()
+
+
+class CompiledSteps:
+    """The functions of the compiled `steps.c`. Tensors are int64, scores and logits float32."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    def node_rows(
+        self,
+        sequences: Sequences,
+        tokens_BW: torch.Tensor,
+        parents_BW: torch.Tensor | None,
+        sizes_B: torch.Tensor,
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor]:
+        """Return token, position, position of the rotary table, slot, sequence, node and number [R] of
+        each row, and the rows and slots [B, W] of nodes. parents_BW: None for chains."""
+        num, width = tokens_BW.shape
+        rows_7R, grid_BW, slots_BW = (
+            _numbers(7, num * width),
+            _numbers(num, width),
+            _numbers(num, width),
+        )
+        tokens_BW, depths_W = _rows(tokens_BW), _numbers(width)
+        parents_BW = None if parents_BW is None else _rows(parents_BW)
+        num_rows = ask(
+            "eyas::node_rows",
+            self._library.eyas_node_rows,
+            _struct(sequences),
+            tokens_BW.data_ptr(),
+            tokens_BW.stride(0),
+            _pointer(parents_BW),
+            0 if parents_BW is None else parents_BW.stride(0),
+            sizes_B.data_ptr(),
+            width,
+            depths_W.data_ptr(),
+            rows_7R.data_ptr(),
+            grid_BW.data_ptr(),
+            slots_BW.data_ptr(),
+        )
+        return rows_7R[:, :num_rows].unbind(0), grid_BW, slots_BW
+
+    def tail_rows(
+        self,
+        sequences: Sequences,
+        made_A: torch.Tensor,
+        drafts_B: torch.Tensor | None,
+        longest: int,
+        null_slot: int,
+    ) -> tuple[Sequence[torch.Tensor], torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]:
+        """Return token, position, written slot and slot before [R] of each row; the rows and their
+        slots [B, P]; and first position, root's row, root's token and number [B] of each sequence."""
+        num = len(sequences.seats_B)
+        rows_4R, of_sequences_4B = _numbers(4, num * longest), _numbers(4, num)
+        grid_BP, slots_BP = _numbers(num, longest), _numbers(num, longest)
+        num_rows = ask(
+            "eyas::tail_rows",
+            self._library.eyas_tail_rows,
+            _struct(sequences),
+            made_A.data_ptr(),
+            _pointer(drafts_B),
+            longest,
+            null_slot,
+            rows_4R.data_ptr(),
+            grid_BP.data_ptr(),
+            slots_BP.data_ptr(),
+            of_sequences_4B.data_ptr(),
+        )
+        return rows_4R[:, :num_rows].unbind(0), grid_BP, slots_BP, of_sequences_4B.unbind(0)
+
+    def level_rows(
+        self,
+        sequences: Sequences,
+        paths_BQP: torch.Tensor,
+        above_BQ: torch.Tensor,
+        parents_BW: torch.Tensor | None,
+        first_scratch: int,
+        per_seat: int,
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor] | None]:
+        """Return the fields of `ops.level_rows.LevelRows` and, for trees, of `InnerNodes`."""
+        num, topk, depth = paths_BQP.shape
+        rows_6R = _numbers(6, num * topk)
+        grids = None if topk == 1 else _numbers(3, num, 1 + depth * topk)
+        paths_BQP, above_BQ = paths_BQP.contiguous(), above_BQ.contiguous()
+        parents_BW = None if parents_BW is None else parents_BW.contiguous()
+        call(
+            "eyas::level_rows",
+            self._library.eyas_level_rows,
+            _struct(sequences),
+            paths_BQP.data_ptr(),
+            above_BQ.data_ptr(),
+            _pointer(parents_BW),
+            topk,
+            depth,
+            first_scratch,
+            per_seat,
+            rows_6R.data_ptr(),
+            _pointer(grids),
+        )
+        return rows_6R.unbind(0), None if grids is None else grids.unbind(0)
+
+    def add_level(
+        self,
+        tokens_BQJ: torch.Tensor,
+        scores_BQJ: torch.Tensor,
+        frontier: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        start: int,
+        keep: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return places, scores, paths and parents of the next frontier. frontier: the first three of
+        the one above. pool: tokens, scores and parents [B, X], contiguous."""
+        num, width, children = tokens_BQJ.shape
+        places_BQ, above_BQ, paths_BQP = (each.contiguous() for each in frontier)
+        tokens_BQJ, scores_BQJ = tokens_BQJ.contiguous(), scores_BQJ.contiguous()
+        assert all(each.is_contiguous() for each in pool) and keep <= width * children
+        depth = paths_BQP.shape[2]
+        next_places_BQ, parents_BQ = _numbers(num, keep), _numbers(num, keep)
+        next_scores_BQ, next_paths_BQP = torch.empty(num, keep), _numbers(num, keep, depth + 1)
+        scratch_E = torch.empty(width * children)
+        call(
+            "eyas::add_level",
+            self._library.eyas_add_level,
+            *(tokens_BQJ.data_ptr(), scores_BQJ.data_ptr(), num, width, children),
+            *(places_BQ.data_ptr(), above_BQ.data_ptr(), paths_BQP.data_ptr(), depth),
+            *(each.data_ptr() for each in pool),
+            *(pool[0].shape[1], start, keep),
+            *(next_places_BQ.data_ptr(), next_scores_BQ.data_ptr(), next_paths_BQP.data_ptr()),
+            *(parents_BQ.data_ptr(), scratch_E.data_ptr()),
+        )
+        return next_places_BQ, next_scores_BQ, next_paths_BQP, parents_BQ
+
+    def keep_best(
+        self,
+        roots_B1: torch.Tensor,
+        pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        size: int,
+        nodes: int,
+        *,
+        is_chain: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return tokens, parents [B, W], sizes [B] and scores [B, W] of trees. pool: as in `add_level`.
+        The parents of chains are rows of one."""
+        num, width = len(roots_B1), 1 + min(nodes - 1, size)
+        assert all(each.is_contiguous() for each in pool) and roots_B1.is_contiguous()
+        tokens_BW, sizes_B, scores_BW = _numbers(num, width), _numbers(num), torch.empty(num, width)
+        parents_BW = _numbers(num, width)
+        if is_chain:
+            parents_BW = torch.arange(-1, width - 1).expand(num, -1)
+        kept_X = _numbers(size)
+        call(
+            "eyas::keep_best",
+            self._library.eyas_keep_best,
+            *(roots_B1.data_ptr(), num),
+            *(each.data_ptr() for each in pool),
+            *(pool[0].shape[1], size, width, is_chain),
+            *(tokens_BW.data_ptr(), parents_BW.data_ptr(), sizes_B.data_ptr()),
+            *(scores_BW.data_ptr(), kept_X.data_ptr()),
+        )
+        return tokens_BW, parents_BW, sizes_B, scores_BW
+
+    def top_tokens(
+        self, logits_RU: torch.Tensor, target_ids_U: torch.Tensor | None, num_children: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return target ids and log-probabilities [R, J], best first."""
+        logits_RU = _rows(logits_RU)
+        num, size = logits_RU.shape
+        ids_RJ, scores_RJ = _numbers(num, num_children), torch.empty(num, num_children)
+        assert num_children <= size and (target_ids_U is None or target_ids_U.is_contiguous())
+        call(
+            "eyas::top_tokens",
+            self._library.eyas_top_tokens,
+            *(logits_RU.data_ptr(), logits_RU.stride(0), num, size, _pointer(target_ids_U)),
+            *(num_children, ids_RJ.data_ptr(), scores_RJ.data_ptr()),
+        )
+        return ids_RJ, scores_RJ
+
+    def best(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        """Return the id [R] of the largest logit; -1 if it is infinite, or a logit is no number."""
+        logits_RV = _rows(logits_RV)
+        best_R = _numbers(len(logits_RV))
+        call(
+            "eyas::best",
+            self._library.eyas_best,
+            *(logits_RV.data_ptr(), logits_RV.stride(0), *logits_RV.shape, best_R.data_ptr()),
+        )
+        return best_R
+
+    def walk(
+        self,
+        chosen_BW: torch.Tensor,
+        tokens_BW: torch.Tensor,
+        parents_BW: torch.Tensor | None,
+        sizes_B: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the report [B, 2 * W + 1]. parents_BW: None for chains."""
+        num, width = chosen_BW.shape
+        chosen_BW, tokens_BW = chosen_BW.contiguous(), _rows(tokens_BW)
+        parents_BW = None if parents_BW is None else _rows(parents_BW)
+        report_BX = _numbers(num, 2 * width + 1)
+        call(
+            "eyas::walk",
+            self._library.eyas_walk,
+            *(chosen_BW.data_ptr(), num, width, tokens_BW.data_ptr(), tokens_BW.stride(0)),
+            *(_pointer(parents_BW), 0 if parents_BW is None else parents_BW.stride(0)),
+            *(sizes_B.data_ptr(), report_BX.data_ptr()),
+        )
+        return report_BX
+
+    def advance(
+        self,
+        sequences: Sequences,
+        report_BX: torch.Tensor,
+        lengths_A: torch.Tensor,
+        *,
+        is_chain: bool,
+        padding_seat: int,
+    ) -> None:
+        """Append each verdict in place, as `ops.advance`."""
+        assert report_BX.is_contiguous()
+        call(
+            "eyas::advance",
+            self._library.eyas_advance,
+            *(_struct(sequences), report_BX.data_ptr(), report_BX.shape[1] // 2),
+            *(lengths_A.data_ptr(), is_chain, padding_seat),
+        )
+
+    def chain_lanes(
+        self,
+        slots_AC: torch.Tensor,
+        seats_B: torch.Tensor,
+        roots_B: torch.Tensor,
+        rows_BW: torch.Tensor,
+        num_positions: int,
+        num_columns: int,
+        null_slot: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the slots of keys [B, L] and the positions [B, W] of chains.
+
+        num_positions: that a sequence may have; num_columns: L.
+        """
+        num, width = rows_BW.shape
+        slots_BL, positions_BW = _numbers(num, num_columns), _numbers(num, width)
+        columns = min(num_positions, num_columns, slots_AC.shape[1])
+        assert slots_AC.stride(1) == 1 and rows_BW.is_contiguous()
+        assert seats_B.is_contiguous() and roots_B.is_contiguous()
+        call(
+            "eyas::chain_lanes",
+            self._library.eyas_chain_lanes,
+            *(slots_AC.data_ptr(), slots_AC.stride(0), seats_B.data_ptr(), roots_B.data_ptr()),
+            *(rows_BW.data_ptr(), num, width, columns, num_columns, null_slot),
+            *(slots_BL.data_ptr(), positions_BW.data_ptr()),
+        )
+        return slots_BL, positions_BW
+
+    def tree_lanes(
+        self,
+        slots_AC: torch.Tensor,
+        seats_B: torch.Tensor,
+        roots_B: torch.Tensor,
+        rows_BW: torch.Tensor,
+        node_slots_BW: torch.Tensor,
+        parents_BW: torch.Tensor,
+        num_positions: int,
+        num_columns: int,
+        null_slot: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the slots of keys [R, L], and position and row [R, 1] of each node of trees that has a
+        row. The numbers: as for `chain_lanes`."""
+        num, width = rows_BW.shape
+        slots_RL, positions_R1 = _numbers(num * width, num_columns), _numbers(num * width, 1)
+        lane_rows_R1 = _numbers(num * width, 1)
+        columns = min(num_positions, num_columns, slots_AC.shape[1])
+        node_slots_BW, parents_BW = _rows(node_slots_BW), _rows(parents_BW)
+        assert slots_AC.stride(1) == 1 and rows_BW.is_contiguous()
+        assert seats_B.is_contiguous() and roots_B.is_contiguous()
+        num_lanes = ask(
+            "eyas::tree_lanes",
+            self._library.eyas_tree_lanes,
+            *(slots_AC.data_ptr(), slots_AC.stride(0), seats_B.data_ptr(), roots_B.data_ptr()),
+            *(rows_BW.data_ptr(), node_slots_BW.data_ptr(), node_slots_BW.stride(0)),
+            *(parents_BW.data_ptr(), parents_BW.stride(0), num, width, columns, num_columns),
+            *(null_slot, slots_RL.data_ptr(), positions_R1.data_ptr(), lane_rows_R1.data_ptr()),
+        )
+        return slots_RL[:num_lanes], positions_R1[:num_lanes], lane_rows_R1[:num_lanes]
+
+
+@cache
+def compiled() -> Built:
+    """Return the compiled library, or the reason why there is none."""
+    return load(Path(__file__).with_name("steps.c"), "rows of steps", _declare, _is_right)
+
+
+_ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "node_rows": (
+        *(ctypes.POINTER(_Sequences), _POINTER, _SIZE, _POINTER, _SIZE, _POINTER, _SIZE),
+        *(_POINTER, _POINTER, _POINTER, _POINTER),
+    ),
+    "tail_rows": (
+        *(ctypes.POINTER(_Sequences), _POINTER, _POINTER, _SIZE, _WIDE),
+        *(_POINTER, _POINTER, _POINTER, _POINTER),
+    ),
+    "level_rows": (
+        *(ctypes.POINTER(_Sequences), _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _WIDE, _WIDE),
+        *(_POINTER, _POINTER),
+    ),
+    "add_level": (
+        *(_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE),
+        *(_POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
+        *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
+    ),
+    "keep_best": (
+        *(_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _INT),
+        *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
+    ),
+    "top_tokens": (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER),
+    "best": (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER),
+    "walk": (*(_POINTER, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER),),
+    "advance": (ctypes.POINTER(_Sequences), _POINTER, _SIZE, _POINTER, _INT, _WIDE),
+    "tree_lanes": (
+        *(_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE),
+        *(_SIZE, _SIZE, _SIZE, _SIZE, _WIDE, _POINTER, _POINTER, _POINTER),
+    ),
+    "chain_lanes": (
+        *(_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _WIDE),
+        *(_POINTER, _POINTER),
+    ),
+}
+
+
+_COUNTING = ("node_rows", "tail_rows", "tree_lanes")
+"""Functions that return a number of rows."""
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(library, f"eyas_{name}")
+        function.restype = _SIZE if name in _COUNTING else None
+        function.argtypes = arguments
+
+
+def _is_right(library: ctypes.CDLL) -> bool:
+    """Whether small cases come out right."""
+    steps = CompiledSteps(library)
+    logits_RV = torch.tensor([[0.0, 3.0, 1.0], [5.0, 5.0, float("nan")]])
+    ids_RJ, scores_RJ = steps.top_tokens(logits_RV[:1], None, 2)
+    chosen_BW = torch.tensor([[1, 2, 0]])
+    report_BX = steps.walk(chosen_BW, torch.tensor([[7, 1, 4]]), None, torch.tensor([3]))
+    expected_RJ = logits_RV[:1].log_softmax(1).topk(2).values
+    return (
+        steps.best(logits_RV).tolist() == [1, -1]
+        and ids_RJ.tolist() == [[1, 2]]
+        and torch.allclose(scores_RJ, expected_RJ, atol=1e-5)
+        and report_BX.tolist() == [[1, 2, 0, 0, 1, 2, 2]]
+    )
+
+
+@cache
+def compiled_steps(device: torch.device) -> CompiledSteps | None:
+    """Return the compiled functions; None where the work on this device is torch's."""
+    if device.type != "cpu" or (library := compiled().library) is None:
+        return None
+    return CompiledSteps(library)
