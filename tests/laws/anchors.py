@@ -51,6 +51,19 @@ def replace(source: str, function: str, old: str, new: str) -> str:
     return ast.unparse(tree)
 
 
+def replace_text(source: str, function: str, old: str, new: str) -> str:
+    """Do the same in the text of a function in C, whose last line is a brace alone.
+
+    Raises AnchorError unless `old` occurs there exactly once.
+    """
+    start = source.find(f" {function}(")
+    stop = source.find("\n}\n", start)
+    count = source.count(old, start, stop) if 0 <= start < stop else 0
+    if count != 1:
+        raise AnchorError(f"{function} contains {old!r} {count} times")
+    return source[:start] + source[start:stop].replace(old, new) + source[stop:]
+
+
 def _parse(old: str, new: str) -> tuple[Piece, Piece]:
     """Parse both as expressions if both are expressions, else both as statements."""
     try:

@@ -15,6 +15,7 @@ import inspect
 import io
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,11 +25,15 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
+import torch
 
-from tests.laws.anchors import AnchorError, replace
+from eyas.native import steps
+from eyas.native.build import build
+from tests.laws.anchors import AnchorError, replace, replace_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "eyas"
+STEPS = "native/steps.c"
 NAMED = "tests/laws/test_named_laws.py::test_"
 TREES = "tests/draft/test_tree_drafter.py::test_"
 HEADS = "tests/draft/test_head_rows.py::test_"
@@ -59,7 +64,8 @@ class Mutation:
     """In `function` of `file` the syntax `old`, which occurs there once, becomes `new`; then `test`
     must fail.
 
-    function: the qualified name of a function, method or class. old, new: an expression or statements.
+    function: the qualified name of a function, method or class. old, new: an expression or statements;
+    of a file in C, text.
     """
 
     name: str
@@ -73,7 +79,12 @@ class Mutation:
         """Return the text of `file` below `package` with the mutation. Raises AnchorError, or
         FileNotFoundError where the file is gone."""
         source = (package / self.file).read_text()
-        return replace(source, self.function, self.old, self.new)
+        replace_in = replace_text if self.is_in_c else replace
+        return replace_in(source, self.function, self.old, self.new)
+
+    @property
+    def is_in_c(self) -> bool:
+        return self.file.endswith(".c")
 
 
 MUTATIONS = [
@@ -81,8 +92,8 @@ MUTATIONS = [
         "noise is keyed by the next position",
         "ops/choose.py",
         "choose_processed",
-        "_best_with_noise(x_RV, seed_B[sequence_R], position_R, choice_B[sequence_R])",
-        "_best_with_noise(x_RV, seed_B[sequence_R], position_R + 1, choice_B[sequence_R])",
+        "keys = (seed_B[sequence_R], position_R.contiguous(), choice_B[sequence_R])",
+        "keys = (seed_B[sequence_R], position_R + 1, choice_B[sequence_R])",
         VERIFIER + "a_token_is_the_argmax_of_logits_and_the_noise_of_its_position[0.8-root]",
     ),
     Mutation(
@@ -95,11 +106,11 @@ MUTATIONS = [
     ),
     Mutation(
         "noise is that of the next token id",
-        "ops/noise.py",
-        "philox",
-        "shape = (len(seeds_R), id_RX.shape[1])",
-        "shape, id_RX = (len(seeds_R), id_RX.shape[1]), id_RX + 1",
-        NOISE + "philox_is_the_published_function_of_seed_position_token_and_choice",
+        STEPS,
+        "eyas_gumbel",
+        "noise[row * size + k] = gumbel(word[k % 4]);",
+        "noise[row * size + k] = gumbel(word[(k + 1) % 4]);",
+        NOISE + "the_noise_of_a_token_is_the_gumbel_of_its_own_lane",
     ),
     Mutation(
         "a sibling's token is penalised",
@@ -183,43 +194,43 @@ MUTATIONS = [
     ),
     Mutation(
         "slots of accepted nodes are not reordered",
-        "ops/advance.py",
-        "advance",
-        "sequences.node_slots_BW.gather(1, nodes_BW)",
-        "sequences.node_slots_BW[:, :width]",
+        STEPS,
+        "eyas_advance",
+        "of->node_slots_stride + nodes[i]]",
+        "of->node_slots_stride + i]",
         NAMED + "a_walk_goes_to_the_child_that_was_chosen_and_no_other[oracle tree]",
     ),
     Mutation(
         "positions of a tree's nodes are one too high",
-        "ops/node_rows.py",
-        "node_rows",
-        "roots_B.unsqueeze(1) + node_depths(parents_BW)",
-        "roots_B.unsqueeze(1) + node_depths(parents_BW) + 1",
+        STEPS,
+        "eyas_node_rows",
+        "depths[w] = depths[parent < 0 ? 0 : parent >= w ? 0 : parent] + 1;",
+        "depths[w] = depths[parent < 0 ? 0 : parent >= w ? 0 : parent] + 2;",
         VERIFIER
         + "a_token_is_the_argmax_of_logits_and_the_noise_of_its_position[0.8-random trees]",
     ),
     Mutation(
         "the walk follows the first child",
-        "ops/walk.py",
-        "_walk_tree",
-        "(parents_BW == at_B.unsqueeze(1)) & (tokens_BW == token_B1)",
-        "(parents_BW == at_B.unsqueeze(1))",
+        STEPS,
+        "eyas_walk",
+        "== node && drafted[next] == own[node])",
+        "== node)",
         NAMED + "a_walk_goes_to_the_child_that_was_chosen_and_no_other[oracle tree]",
     ),
     Mutation(
         "the walk of a chain continues after a rejected token",
-        "ops/walk.py",
-        "_walk_chain",
-        "agrees.to(torch.int64).cumprod(dim=1).sum(dim=1)",
-        "agrees.to(torch.int64).sum(dim=1)",
+        STEPS,
+        "eyas_walk",
+        "is_walking = next < sizes[b] && (parents || drafted[next] == own[node]);",
+        "is_walking = next < sizes[b];",
         NAMED + "a_walk_goes_to_the_child_that_was_chosen_and_no_other[oracle chain]",
     ),
     Mutation(
         "sequences share the scratch slots of their inner nodes",
-        "ops/level_rows.py",
-        "level_rows",
-        "first_scratch + seats_B.unsqueeze(1) * per_seat",
-        "first_scratch + 0 * seats_B.unsqueeze(1) * per_seat",
+        STEPS,
+        "eyas_level_rows",
+        "first_scratch + seat * per_seat",
+        "first_scratch + 0 * seat * per_seat",
         TREES + "its_own_weights_draft_what_is_chosen[0.7-0-1]",
     ),
     Mutation(
@@ -232,26 +243,26 @@ MUTATIONS = [
     ),
     Mutation(
         "positions of inner nodes are one too low",
-        "ops/level_rows.py",
-        "level_rows",
-        "position_R.clamp(max=sequences.last_position)",
-        "(position_R - 1).clamp(max=sequences.last_position)",
+        STEPS,
+        "eyas_level_rows",
+        "least(position, of->last_position)",
+        "least(position - 1, of->last_position)",
         TREES + "its_own_weights_draft_what_is_chosen[0.7-0-1]",
     ),
     Mutation(
         "a node is expanded below its neighbour's parent",
-        "ops/level_rows.py",
-        "level_rows",
-        "nodes_BQ.gather(1, above_BQ)",
-        "nodes_BQ.gather(1, above_BQ.flip(1))",
+        STEPS,
+        "eyas_level_rows",
+        "above[b * topk + w - before]",
+        "above[b * topk + width - 1 - w]",
         TREES + "its_own_weights_draft_what_is_chosen[0.7-0-3]",
     ),
     Mutation(
         "a head reads the feature of its own position",
-        "ops/tail_rows.py",
-        "tail_rows",
-        "slots_AC[seats_T, (positions_T - 1).clamp(min=0)]",
-        "slots_AC[seats_T, positions_T]",
+        STEPS,
+        "eyas_tail_rows",
+        "own_slots[position ? position - 1 : 0]",
+        "own_slots[position]",
         HEADS + "a_head_in_the_engine_is_the_head_on_the_whole_text[eagle3-1-roomy]",
     ),
     Mutation(
@@ -288,18 +299,19 @@ MUTATIONS = [
     ),
     Mutation(
         "a grown node gets its parent's left neighbour as parent",
-        "ops/keep_best.py",
-        "keep_best",
-        "torch.searchsorted(kept_BW, above_BW.clamp(min=0)) + 1",
-        "torch.searchsorted(kept_BW, above_BW.clamp(min=0))",
+        STEPS,
+        "eyas_keep_best",
+        """                    parent++;
+                parent++;""",
+        "                    parent++;",
         GROW + "a_tree_is_what_eagle_2_defines[5-4-16-False]",
     ),
     Mutation(
         "scores are not summed along a path",
-        "ops/add_level.py",
-        "add_level",
-        "(frontier.score_BQ.unsqueeze(2) + scores_BQJ)",
-        "(0 * frontier.score_BQ.unsqueeze(2) + scores_BQJ)",
+        STEPS,
+        "eyas_add_level",
+        "depth ? above[q] + scores[b * level + e] :",
+        "depth ? 0 * above[q] + scores[b * level + e] :",
         GROW + "a_tree_is_what_eagle_2_defines[5-4-8-False]",
     ),
     Mutation(
@@ -839,6 +851,9 @@ def mutate(mutation: Mutation) -> None:
 
     Raises ValueError where that would not change what runs, such as in the body of a class.
     """
+    if mutation.is_in_c:
+        _load(mutation)
+        return
     source = (PACKAGE / mutation.file).read_text()
     before, after = (
         {code.co_qualname: code for code in _functions_of(InspectLoader.source_to_code(text))}
@@ -849,6 +864,20 @@ def mutate(mutation: Mutation) -> None:
         raise ValueError(f"{mutation.function} of {mutation.file} has the same code")
     module = "eyas." + mutation.file.removesuffix(".py").replace("/", ".")
     _function_named(importlib.import_module(module), name).__code__ = after[name]
+
+
+def _load(mutation: Mutation) -> None:
+    """Compile the mutated file, and let what was loaded of it call the functions of that."""
+    assert mutation.file == STEPS
+    of = steps.compiled_steps(torch.device("cpu"))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        source = Path(folder) / "steps.c"
+        source.write_text(mutation.apply(PACKAGE))
+        library = build(source).library
+        assert of is not None and library is not None
+        steps._declare(library)
+        of._library = library
 
 
 def prepare(tests: list[str]) -> None:
@@ -938,7 +967,10 @@ def survivors(share: int, num_shares: int, *, alone: bool = False) -> list[str]:
     tests = sorted({mutation.test for mutation in MUTATIONS})[share::num_shares]
     os.chdir(ROOT)
     prepare(tests)
-    trials = Trials([mutation for mutation in MUTATIONS if mutation.test in tests], alone=alone)
+    mutations = [mutation for mutation in MUTATIONS if mutation.test in tests]
+    if steps.compiled().library is None:
+        mutations = [mutation for mutation in mutations if not mutation.is_in_c]
+    trials = Trials(mutations, alone=alone)
     options = ["-q", "--assert=plain", "--no-header", "-p", "pytest_timeout"]
     options += ["-p", "no:cacheprovider", f"--rootdir={ROOT}"]
     status = pytest.main([*options, *tests], plugins=[trials])

@@ -18,8 +18,10 @@ from eyas.draft_tree import DraftTree
 from eyas.native import steps
 from eyas.native.build import Built, ConditionChanged
 from eyas.native.steps import compiled, compiled_steps
+from eyas.ops import noise
 from eyas.ops.add_level import Frontier, PoolStorage, add_level
 from eyas.ops.advance import advance
+from eyas.ops.choose import choose_processed
 from eyas.ops.dispatch import Operation
 from eyas.ops.keep_best import keep_best
 from eyas.ops.level_rows import level_rows
@@ -179,6 +181,72 @@ def test_the_most_likely_tokens(seed: int) -> None:
         found, expected = (body(logits_RU, ids, num, 2000, *rest) for body in (native, by_torch))
         assert torch.equal(found[0], expected[0])
         assert torch.allclose(found[1], expected[1], atol=1e-5)
+
+
+def keys_of(seed: int, num: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (num,), generator=generator)
+    return seeds, *torch.randint(0, 9000, (2, num), generator=generator).unbind(0)
+
+
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs a function without compiled noise and choices."""
+
+    def run(function: Callable[..., Any], *arguments: Any) -> Any:
+        with monkeypatch.context() as patch:
+            for module in ("noise", "choose"):
+                patch.setattr(f"eyas.ops.{module}.compiled_steps", lambda device: None)
+            return function(*arguments)
+
+    return run
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_noise(seed: int, by_torch: Callable[..., Any]) -> None:
+    keys = keys_of(seed, 3)
+    expected_RV = by_torch(noise.gumbel, *keys, 1003)
+    found_RV = noise.gumbel(*keys, 1003)
+    assert torch.allclose(found_RV, expected_RV, rtol=1e-5, atol=1e-5)
+    ids_RK = torch.randint(0, 1003, (3, 50), generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(noise.gumbel_at(*keys, ids_RK), found_RV.gather(1, ids_RK))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("noisy", [(True,) * 4, (True, False, True, False)])
+def test_choices_with_noise(
+    seed: int, noisy: tuple[bool, ...], by_torch: Callable[..., Any]
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits_RV = torch.randn((9, 700), generator=generator) * (0.5, 3.0, 30.0)[seed % 3]
+    logits_RV[1, 50:] = -INFINITE
+    logits_RV[2, 7], logits_RV[3] = NO_NUMBER, -INFINITE
+    temperature_B = torch.tensor([0.7 if each else 0.0 for each in noisy])
+    seed_B, position_R, choice_B = keys_of(seed, 9)
+    sequence_R = torch.tensor([0, 0, 1, 1, 2, 3, 3, 0, 1])
+    arguments = (logits_RV, sequence_R, position_R, temperature_B, seed_B, choice_B, noisy)
+    found_R = choose_processed(*arguments)
+    assert torch.equal(found_R, by_torch(choose_processed, *arguments))
+    assert found_R[2] == found_R[3] == -1 and (found_R[4:] >= 0).all() and found_R[1] < 50
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("has_betas", [True, False])
+def test_the_most_likely_tokens_with_noise(
+    seed: int, has_betas: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eyas.ops.top_tokens.SHORTLIST", 400)  # all of them
+    generator = torch.Generator().manual_seed(seed)
+    logits_RU = torch.randn((4, 400), generator=generator) * 4
+    target_ids_U = torch.randperm(2000, generator=generator)[:400]
+    sequence_R, position_R = torch.tensor([0, 2, 1, 2]), torch.arange(4) + seed
+    seed_B, _, choice_B = keys_of(seed, 3)
+    temperature_B, beta_B = torch.tensor([0.5, 0.0, 1.3]), torch.tensor([0.4, 1.0, 0.9])
+    arguments = (logits_RU, target_ids_U, 6, 2000, sequence_R, position_R, temperature_B)
+    arguments += (seed_B, choice_B, beta_B if has_betas else None, None)
+    found, expected = (body(*arguments) for body in bodies(top_tokens))
+    assert torch.equal(found[0], expected[0])
+    assert torch.allclose(found[1], expected[1], atol=1e-4)
 
 
 def test_equal_and_odd_logits() -> None:

@@ -48,6 +48,7 @@ def draw_choices(
         part = slice(start, start + CHUNK)
         count = len(seed[part])
         params.seed_B, params.choice_B = seed[part], choice[part]
+        params.temperature_B = torch.ones(count)
         keyed = SamplingRows(
             torch.arange(count), position[part], None, None, rows.history_BL, rows.length_B
         )
@@ -154,7 +155,7 @@ def test_a_shortcut_for_few_candidates_chooses_what_all_the_noise_would(num_live
     logits = logits[:, torch.randperm(size, generator=generator)]
     _, rows, params, _ = assemble([Row(logits[0].tolist(), SamplingParams())])
     seeds, zero = torch.arange(count) * 77777777777, torch.zeros(count, dtype=torch.int64)
-    params.seed_B, params.choice_B = seeds, zero
+    params.seed_B, params.choice_B, params.temperature_B = seeds, zero, torch.ones(count)
     keyed = SamplingRows(torch.arange(count), zero + 5, None, None, rows.history_BL, rows.length_B)
     want = (logits + gumbel(seeds, zero + 5, zero, size)).argmax(dim=1)
     assert torch.equal(choose(logits, keyed, params), want)

@@ -79,7 +79,9 @@ def test_what_has_other_operations_has_another_signature() -> None:
     filtered_but_greedy = SamplingParams(temperature=0, top_k=5, top_p=0.5, min_p=0.5)
     assert batch(filtered_but_greedy).signature == batch(kinds[0]).signature
     assert batch(kinds[1], kinds[0]).signature == batch(kinds[1]).signature
-    assert batch(SamplingParams(top_k=9), kinds[0]).signature == batch(kinds[2]).signature
+    assert batch(SamplingParams(top_k=7), kinds[0]).signature == batch(kinds[2]).signature
+    assert batch(SamplingParams(top_k=9)).signature != batch(kinds[2]).signature
+    assert batch(SamplingParams(top_k=9)).signature == batch(SamplingParams(top_k=16)).signature
 
 
 def test_what_needs_tensors_of_other_shapes_is_not_capturable() -> None:
@@ -121,7 +123,7 @@ def test_a_twin_is_filled_again_where_it_lies() -> None:
     twin = batch(WARM, WARM, greedy, WARM).padded(4)
     addresses = [getattr(twin, f"{name}_B").data_ptr() for name in ("seed", "top_k", "min_p")]
     other = batch(
-        greedy, SamplingParams(temperature=0.5, top_k=3, top_p=0.2, min_p=0.7), seed=2**63
+        greedy, SamplingParams(temperature=0.5, top_k=33, top_p=0.2, min_p=0.7), seed=2**63
     )
     twin.copy_(other)
     assert len(twin) == 2 and twin.sequences == other.sequences and twin.noisy == [False, True]

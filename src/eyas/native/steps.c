@@ -1,10 +1,10 @@
-/* What a step does beside its models: rows of trees, levels and tails of drafts, walks, the table of
-   sequences. Each function does what the torch body of its namesake in eyas/ops does, entry by entry; it
+/* What a step does beside its models: rows of trees, levels and tails of drafts, noise, choices, walks, the table
+   of sequences. Each function does what the torch body of its namesake in eyas/ops does, entry by entry; it
    works on a few numbers a sequence, so one thread runs it.
 
    Strides are counts of numbers. Legend: B sequences, W nodes of a tree, R rows, A seats, C columns
    (positions), P rows of a tail or draft tokens of a path, Q nodes of a level, J children of a node, E
-   candidates of a level, X entries of a pool or of a report, L key columns, V vocabulary. */
+   candidates of a level, X entries of a pool or of a report, L key columns, V vocabulary, K ids of a row. */
 
 #include <math.h>
 #include <stddef.h>
@@ -253,42 +253,6 @@ void eyas_keep_best(const int64_t *roots, ptrdiff_t num, const int64_t *pool_tok
     }
 }
 
-/* The J best of each row of logits [R][V], of equal ones the first, with the logarithms of their probabilities:
-   ids, scores [R][J]. target_ids: [V], or NULL. */
-void eyas_top_tokens(const float *logits, ptrdiff_t row_stride, ptrdiff_t num, ptrdiff_t size,
-                     const int64_t *target_ids, ptrdiff_t children, int64_t *ids, float *scores)
-{
-    for (ptrdiff_t row = 0; row < num; row++) {
-        const float *const x = logits + row * row_stride;
-        int64_t *const best = ids + row * children;
-        float *const score = scores + row * children;
-        ptrdiff_t count = 0;
-        int is_number = 1;
-        for (ptrdiff_t i = 0; i < size; i++) {
-            is_number &= !isnan(x[i]);
-            if (count == children && !(x[i] > score[count - 1]))
-                continue;
-            ptrdiff_t at = count < children ? count++ : count - 1;
-            for (; at > 0 && x[i] > score[at - 1]; at--) {
-                score[at] = score[at - 1];
-                best[at] = best[at - 1];
-            }
-            score[at] = x[i];
-            best[at] = i;
-        }
-        const float most = score[0];
-        double sum = 0.0;
-        for (ptrdiff_t i = 0; i < size; i++)
-            sum += expf(x[i] - most);
-        const float shift = most + (float)log(sum);
-        for (ptrdiff_t k = 0; k < children; k++) {
-            score[k] = is_number ? score[k] - shift : NAN;
-            if (target_ids)
-                best[k] = target_ids[best[k]];
-        }
-    }
-}
-
 /* The id of the largest logit of each row, of equal ones the first; -1 if it is infinite, or if a logit is no
    number. */
 void eyas_best(const float *logits, ptrdiff_t row_stride, ptrdiff_t num, ptrdiff_t size, int64_t *best)
@@ -309,6 +273,186 @@ void eyas_best(const float *logits, ptrdiff_t row_stride, ptrdiff_t num, ptrdiff
     }
 }
 
+/* What noise is keyed with: [R] each. */
+struct keys {
+    const int64_t *seeds, *positions, *choices;
+};
+
+/* Four words of Philox4x32-10 (eyas/ops/noise.py). */
+static void philox(uint64_t seed, uint32_t position, uint32_t counter, uint32_t choice, uint32_t word[4])
+{
+    uint32_t key[] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    word[0] = position, word[1] = counter, word[2] = choice, word[3] = 0;
+    for (int round = 0; round < 10; round++) {
+        const uint64_t first = (uint64_t)word[0] * 0xD2511F53u, second = (uint64_t)word[2] * 0xCD9E8D57u;
+        word[0] = (uint32_t)(second >> 32) ^ word[1] ^ key[0];
+        word[2] = (uint32_t)(first >> 32) ^ word[3] ^ key[1];
+        word[1] = (uint32_t)second, word[3] = (uint32_t)first;
+        key[0] += 0x9E3779B9u, key[1] += 0xBB67AE85u;
+    }
+}
+
+static float gumbel(uint32_t word)
+{
+    const float highest = 0x1.fffffep-1f, uniform = ((float)word + 0.5f) * 0x1p-32f;
+    return -logf(-log1pf(-(uniform < highest ? uniform : highest)));
+}
+
+static float noise_of(const struct keys *of, ptrdiff_t row, int64_t id)
+{
+    uint32_t word[4];
+    philox((uint64_t)of->seeds[row], (uint32_t)of->positions[row], (uint32_t)(id / 4), (uint32_t)of->choices[row],
+           word);
+    return gumbel(word[id % 4]);
+}
+
+/* The noise of ids [R][K], or of the first K ids of each row: [R][K]. */
+void eyas_gumbel(const struct keys *of, ptrdiff_t num, const int64_t *ids, ptrdiff_t size, float *noise)
+{
+    uint32_t word[4];
+    for (ptrdiff_t row = 0; row < num; row++)
+        for (ptrdiff_t k = 0; k < size; k++) {
+            if (ids) {
+                noise[row * size + k] = noise_of(of, row, ids[row * size + k]);
+                continue;
+            }
+            if (k % 4 == 0)
+                philox((uint64_t)of->seeds[row], (uint32_t)of->positions[row], (uint32_t)(k / 4),
+                       (uint32_t)of->choices[row], word);
+            noise[row * size + k] = gumbel(word[k % 4]);
+        }
+}
+
+/* The `children` best of x, of equal ones the first, best first. Returns whether all are numbers. */
+static int pick_best(const float *x, ptrdiff_t size, ptrdiff_t children, int64_t *best, float *score)
+{
+    ptrdiff_t count = 0;
+    int is_number = 1;
+    for (ptrdiff_t i = 0; i < size; i++) {
+        is_number &= x[i] == x[i];
+        if (count == children && !(x[i] > score[count - 1]))
+            continue;
+        ptrdiff_t at = count < children ? count++ : count - 1;
+        for (; at > 0 && x[i] > score[at - 1]; at--) {
+            score[at] = score[at - 1];
+            best[at] = best[at - 1];
+        }
+        score[at] = x[i];
+        best[at] = i;
+    }
+    return is_number;
+}
+
+/* The logarithm of the sum of exponentials of x, of which `most` is the largest. */
+static float log_sum(const float *x, ptrdiff_t size, float most)
+{
+    double sum = 0.0;
+    for (ptrdiff_t i = 0; i < size; i++)
+        sum += expf(x[i] - most);
+    return most + (float)log(sum);
+}
+
+/* The J best of each row of logits [R][V], of equal ones the first, with the logarithms of their probabilities:
+   ids, scores [R][J]. target_ids: [V], or NULL. */
+void eyas_top_tokens(const float *logits, ptrdiff_t row_stride, ptrdiff_t num, ptrdiff_t size,
+                     const int64_t *target_ids, ptrdiff_t children, int64_t *ids, float *scores)
+{
+    for (ptrdiff_t row = 0; row < num; row++) {
+        const float *const x = logits + row * row_stride;
+        int64_t *const best = ids + row * children;
+        float *const score = scores + row * children;
+        const int is_number = pick_best(x, size, children, best, score);
+        const float shift = log_sum(x, size, score[0]);
+        for (ptrdiff_t k = 0; k < children; k++) {
+            score[k] = is_number ? score[k] - shift : NAN;
+            if (target_ids)
+                best[k] = target_ids[best[k]];
+        }
+    }
+}
+
+/* The same at temperatures [R]; those above 0 divide the logits, and then candidates are ranked by
+   log_softmax(beta * (log-probability + noise)), betas [R]; NULL ranks none of them so. scratch: [V]. */
+void eyas_top_tokens_with_noise(const float *logits, ptrdiff_t row_stride, ptrdiff_t num, ptrdiff_t size,
+                                const int64_t *target_ids, const struct keys *of, const float *temperatures,
+                                const float *betas, ptrdiff_t children, int64_t *ids, float *scores, float *scratch)
+{
+    for (ptrdiff_t row = 0; row < num; row++) {
+        const float *const x = logits + row * row_stride;
+        const float temperature = temperatures[row];
+        float most = -INFINITY;
+        for (ptrdiff_t i = 0; i < size; i++) {
+            scratch[i] = temperature > 0.0f ? x[i] / temperature : x[i];
+            most = scratch[i] > most ? scratch[i] : most;
+        }
+        const float shift = log_sum(scratch, size, most);
+        uint32_t word[4];
+        int64_t drawn = -1;
+        for (ptrdiff_t i = 0; i < size; i++) {
+            scratch[i] -= shift;
+            if (!betas || !(temperature > 0.0f))
+                continue;
+            const int64_t id = target_ids ? target_ids[i] : i;
+            if (id / 4 != drawn) {
+                drawn = id / 4;
+                philox((uint64_t)of->seeds[row], (uint32_t)of->positions[row], (uint32_t)drawn,
+                       (uint32_t)of->choices[row], word);
+            }
+            scratch[i] = betas[row] * (scratch[i] + gumbel(word[id % 4]));
+        }
+        int64_t *const best = ids + row * children;
+        float *const score = scores + row * children;
+        const int is_number = pick_best(scratch, size, children, best, score);
+        const float rest = betas && temperature > 0.0f ? log_sum(scratch, size, score[0]) : 0.0f;
+        for (ptrdiff_t k = 0; k < children; k++) {
+            score[k] = is_number ? score[k] - rest : NAN;
+            if (target_ids)
+                best[k] = target_ids[best[k]];
+        }
+    }
+}
+
+/* As eyas_best, of logits plus noise in the rows whose temperature is above 0. span: what is further below the
+   largest logit cannot win. */
+void eyas_best_with_noise(const float *logits, ptrdiff_t row_stride, ptrdiff_t num, ptrdiff_t size,
+                          const struct keys *of, const float *temperatures, float span, int64_t *best)
+{
+    for (ptrdiff_t row = 0; row < num; row++) {
+        const float *const x = logits + row * row_stride;
+        float most = -INFINITY;
+        int is_number = 1;
+        for (ptrdiff_t i = 0; i < size; i++) {
+            most = x[i] > most ? x[i] : most;
+            is_number &= x[i] == x[i];
+        }
+        best[row] = -1;
+        if (!is_number || !isfinite(most))
+            continue;
+        if (!(temperatures[row] > 0.0f)) {
+            for (best[row] = 0; x[best[row]] != most;)
+                best[row]++;
+            continue;
+        }
+        uint32_t word[4];
+        ptrdiff_t drawn = -1;
+        float highest = -INFINITY;
+        for (ptrdiff_t i = 0; i < size; i++) {
+            if (!(x[i] >= most - span))
+                continue;
+            if (i / 4 != drawn) {
+                drawn = i / 4;
+                philox((uint64_t)of->seeds[row], (uint32_t)of->positions[row], (uint32_t)drawn,
+                       (uint32_t)of->choices[row], word);
+            }
+            const float value = x[i] + gumbel(word[i % 4]);
+            if (value > highest) {
+                highest = value;
+                best[row] = i;
+            }
+        }
+    }
+}
+
 /* chosen, tokens: [B][W]. parents: NULL for chains. report: [B][2 * W + 1]; tokens and nodes behind the count
    mean nothing. */
 void eyas_walk(const int64_t *chosen, ptrdiff_t num, ptrdiff_t width, const int64_t *tokens, ptrdiff_t tokens_stride,
@@ -324,12 +468,11 @@ void eyas_walk(const int64_t *chosen, ptrdiff_t num, ptrdiff_t width, const int6
             if (!is_walking)
                 continue;
             count++;
-            ptrdiff_t next = node + 1;
-            if (parents)
-                for (next = 0; next < sizes[b]; next++)
-                    if (parents[b * parents_stride + next] == node && drafted[next] == own[node])
-                        break;
-            is_walking = next < sizes[b] && drafted[next] == own[node];
+            ptrdiff_t next = parents ? 0 : node + 1;
+            for (; parents && next < sizes[b]; next++)
+                if (parents[b * parents_stride + next] == node && drafted[next] == own[node])
+                    break;
+            is_walking = next < sizes[b] && (parents || drafted[next] == own[node]);
             node = is_walking ? next : node;
         }
         count -= walked[count - 1] < 0;

@@ -86,6 +86,21 @@ def _rows(values_BW: torch.Tensor) -> torch.Tensor:
     return values_BW if is_plain else values_BW.contiguous()
 
 
+class _Keys(ctypes.Structure):
+    """`struct keys` of steps.c."""
+
+    _fields_ = tuple((name, _POINTER) for name in ("seeds", "positions", "choices"))
+
+
+Keys = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Seeds, positions and choices [R] of noise."""
+
+
+def _keys(keys: Keys) -> _Keys:
+    assert all(each.is_contiguous() and each.dtype == torch.int64 for each in keys)
+    return _Keys(*(each.data_ptr() for each in keys))
+
+
 class CompiledSteps:
     """The functions of the compiled `steps.c`. Tensors are int64, scores and logits float32."""
 
@@ -261,6 +276,33 @@ class CompiledSteps:
         )
         return ids_RJ, scores_RJ
 
+    def top_tokens_with_noise(
+        self,
+        logits_RU: torch.Tensor,
+        target_ids_U: torch.Tensor | None,
+        keys: Keys,
+        temperature_R: torch.Tensor,
+        beta_R: torch.Tensor | None,
+        num_children: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Do the same at temperatures, with the noise of the ids where they are above 0. beta_R: None
+        ranks without noise."""
+        logits_RU = _rows(logits_RU)
+        num, size = logits_RU.shape
+        ids_RJ, scores_RJ = _numbers(num, num_children), torch.empty(num, num_children)
+        scratch_U = torch.empty(size)
+        assert num_children <= size and (target_ids_U is None or target_ids_U.is_contiguous())
+        of_rows = [temperature_R] if beta_R is None else [temperature_R, beta_R]
+        assert all(each.is_contiguous() and each.dtype == torch.float32 for each in of_rows)
+        call(
+            "eyas::top_tokens",
+            self._library.eyas_top_tokens_with_noise,
+            *(logits_RU.data_ptr(), logits_RU.stride(0), num, size, _pointer(target_ids_U)),
+            *(_keys(keys), temperature_R.data_ptr(), _pointer(beta_R), num_children),
+            *(ids_RJ.data_ptr(), scores_RJ.data_ptr(), scratch_U.data_ptr()),
+        )
+        return ids_RJ, scores_RJ
+
     def best(self, logits_RV: torch.Tensor) -> torch.Tensor:
         """Return the id [R] of the largest logit; -1 if it is infinite, or a logit is no number."""
         logits_RV = _rows(logits_RV)
@@ -269,6 +311,49 @@ class CompiledSteps:
             "eyas::best",
             self._library.eyas_best,
             *(logits_RV.data_ptr(), logits_RV.stride(0), *logits_RV.shape, best_R.data_ptr()),
+        )
+        return best_R
+
+    def gumbel(self, keys: Keys, ids_RK: torch.Tensor) -> torch.Tensor:
+        """Return the noise [R, K] of some ids."""
+        ids_RK = ids_RK.contiguous()
+        noise_RK = torch.empty(ids_RK.shape)
+        call(
+            "eyas::gumbel",
+            self._library.eyas_gumbel,
+            *(_keys(keys), *ids_RK.shape[:1], ids_RK.data_ptr(), ids_RK.shape[1]),
+            noise_RK.data_ptr(),
+        )
+        return noise_RK
+
+    def all_gumbel(self, keys: Keys, vocab_size: int) -> torch.Tensor:
+        """Return the noise [R, V] of all ids."""
+        noise_RV = torch.empty(len(keys[0]), vocab_size)
+        call(
+            "eyas::gumbel",
+            self._library.eyas_gumbel,
+            *(_keys(keys), len(keys[0]), None, vocab_size, noise_RV.data_ptr()),
+        )
+        return noise_RV
+
+    def best_with_noise(
+        self,
+        logits_RV: torch.Tensor,
+        keys: Keys,
+        temperature_R: torch.Tensor,
+        span: float,
+    ) -> torch.Tensor:
+        """Return the id [R] of the largest sum of a logit and, where the temperature is above 0, its
+        noise; -1 as `best`. span: a logit that is further below the largest one cannot win."""
+        assert temperature_R.is_contiguous() and temperature_R.dtype == torch.float32
+        logits_RV = _rows(logits_RV)
+        best_R = _numbers(len(logits_RV))
+        call(
+            "eyas::best_with_noise",
+            self._library.eyas_best_with_noise,
+            *(logits_RV.data_ptr(), logits_RV.stride(0), *logits_RV.shape, _keys(keys)),
+            *(temperature_R.data_ptr(), span),
+            best_R.data_ptr(),
         )
         return best_R
 
@@ -401,6 +486,15 @@ _ARGUMENTS: dict[str, tuple[object, ...]] = {
     ),
     "top_tokens": (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER),
     "best": (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER),
+    "top_tokens_with_noise": (
+        *(_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, ctypes.POINTER(_Keys), _POINTER, _POINTER),
+        *(_SIZE, _POINTER, _POINTER, _POINTER),
+    ),
+    "gumbel": (ctypes.POINTER(_Keys), _SIZE, _POINTER, _SIZE, _POINTER),
+    "best_with_noise": (
+        *(_POINTER, _SIZE, _SIZE, _SIZE, ctypes.POINTER(_Keys), _POINTER, ctypes.c_float),
+        _POINTER,
+    ),
     "walk": (*(_POINTER, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER),),
     "advance": (ctypes.POINTER(_Sequences), _POINTER, _SIZE, _POINTER, _INT, _WIDE),
     "tree_lanes": (

@@ -102,6 +102,10 @@ def choose_processed(
     already."""
     if not any(noisy):
         return _best(x_RV)
+    steps = compiled_steps(x_RV.device)
+    if steps is not None:
+        keys = (seed_B[sequence_R], position_R.contiguous(), choice_B[sequence_R])
+        return steps.best_with_noise(x_RV, keys, temperature_B[sequence_R], GUMBEL_SPAN)
     if all(noisy):
         return _best_with_noise(x_RV, seed_B[sequence_R], position_R, choice_B[sequence_R])
     chosen_R = _best(x_RV)

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from eyas.native.steps import compiled_steps
+
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
@@ -62,6 +64,9 @@ def gumbel(
     seeds_R: torch.Tensor, positions_R: torch.Tensor, choices_R: torch.Tensor, vocab_size: int
 ) -> torch.Tensor:
     """Standard Gumbel noise [R, V] float32 for the token chosen at each row's position."""
+    steps = compiled_steps(seeds_R.device)
+    if steps is not None:
+        return steps.all_gumbel(_keys(seeds_R, positions_R, choices_R), vocab_size)
     counters_1X = torch.arange(-(-vocab_size // 4), device=seeds_R.device).unsqueeze(0)
     words = philox(seeds_R, positions_R, choices_R, counters_1X)
     return _to_gumbel(words.view(words.shape[0], -1)[:, :vocab_size])
@@ -71,8 +76,16 @@ def gumbel_at(
     seeds_R: torch.Tensor, positions_R: torch.Tensor, choices_R: torch.Tensor, ids_RK: torch.Tensor
 ) -> torch.Tensor:
     """[R, K] the entries of `gumbel` at the given token ids."""
+    steps = compiled_steps(seeds_R.device)
+    if steps is not None:
+        return steps.gumbel(_keys(seeds_R, positions_R, choices_R), ids_RK)
     words = philox(seeds_R, positions_R, choices_R, ids_RK // 4)
     return _to_gumbel(words.gather(2, (ids_RK % 4).unsqueeze(2)).squeeze(2))
+
+
+def _keys(*keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    seeds_R, positions_R, choices_R = (key.to(torch.int64).contiguous() for key in keys)
+    return seeds_R, positions_R, choices_R
 
 
 def _to_gumbel(words: torch.Tensor) -> torch.Tensor:

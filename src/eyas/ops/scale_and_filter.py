@@ -24,7 +24,7 @@ _PREFIX = 256
 class Filters(NamedTuple):
     """The filters of B sequences, and what the host knows of them.
 
-    top_k_B: 0 is off; top_p_B: 1 is off; min_p_B: 0 is off. max_top_k: the largest top-k, 0 where
+    top_k_B: 0 is off; top_p_B: 1 is off; min_p_B: 0 is off. max_top_k: a bound of top-k, 0 where
     none is set. any_top_p, any_min_p: whether any sequence sets one. all_act: whether each sequence
     has a filter.
     """

@@ -102,7 +102,10 @@ def _by_native(
     rows, grid_BP, slots_BP, of_sequences = steps.tail_rows(
         sequences, made_A, drafts_B, longest, null_slot
     )
-    return TailRows(*rows, grid_BP, slots_BP, *of_sequences)
+    tokens_T, positions_T, write_slots_T, previous_slots_T = rows
+    return TailRows(
+        tokens_T, positions_T, write_slots_T, previous_slots_T, grid_BP, slots_BP, *of_sequences
+    )
 
 
 @tail_rows.kernel

@@ -42,9 +42,9 @@ def top_tokens(
 
     target_ids_U: the target's id of each candidate; None where they are the same. sequence_R,
     position_R: None where no parameter of sampling acts. temperature_B: None where no temperature
-    is above 0. beta_B: None ranks without noise. filters: of the sequences. The kernel ranks all
-    candidates with their noise instead of a shortlist, and leaves the filters out: they remove what
-    is unlikely, and a draft cannot change the output.
+    is above 0. beta_B: None ranks without noise. filters: of the sequences. The kernel and compiled
+    code rank all candidates with their noise instead of a shortlist. The kernel leaves the filters
+    out: they remove what is unlikely, and a draft cannot change the output.
     """
     if sequence_R is None:
         scores_RJ, best_RJ = logits_RU.log_softmax(dim=1).topk(num_children, dim=1)
@@ -81,20 +81,30 @@ def _by_native(
     filters: Filters | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     steps = compiled_steps(logits_RU.device)
-    if steps is not None and sequence_R is None and num_children <= logits_RU.shape[1]:
+    if steps is None or filters is not None:
+        return top_tokens.by_torch(
+            logits_RU,
+            target_ids_U,
+            num_children,
+            vocab_size,
+            sequence_R,
+            position_R,
+            temperature_B,
+            seed_B,
+            choice_B,
+            beta_B,
+            filters,
+        )
+    if sequence_R is None or temperature_B is None:
         return steps.top_tokens(logits_RU, target_ids_U, num_children)
-    return top_tokens.by_torch(
+    assert position_R is not None
+    return steps.top_tokens_with_noise(
         logits_RU,
         target_ids_U,
+        (seed_B[sequence_R], position_R.contiguous(), choice_B[sequence_R]),
+        temperature_B[sequence_R],
+        None if beta_B is None else beta_B[sequence_R],
         num_children,
-        vocab_size,
-        sequence_R,
-        position_R,
-        temperature_B,
-        seed_B,
-        choice_B,
-        beta_B,
-        filters,
     )
 
 

@@ -23,6 +23,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from eyas.draft_tree import DraftTree
 from eyas.native.build import ConditionChanged, noting_calls
 from eyas.runner.graphs import Stages, StepGraphs
 
@@ -265,13 +266,17 @@ class RecordedStages(Stages):
         self.has_called = True
         return stage()
 
+    def to_static(self, tree: DraftTree) -> DraftTree:
+        """Return a copy, also of what a replay wrote: each recording of a draft has a tree of its own,
+        and stages that read it would be recorded for each."""
+        return self.graphs.to_static(tree)
+
 
 class Recordings(StepGraphs):
     """The recorded stages of all step shapes on a CPU.
 
-    They are those of plain steps, and of one sequence that drafts a chain: stages of trees read numbers
-    on the host, chains of several sequences would need rows of padding, and a prompt takes much longer
-    than Python.
+    They are those of plain steps, and of one sequence that drafts: several have too many numbers of
+    missing rows, and a prompt takes much longer than Python.
 
     Results are valid until the next step, so a step has to land before that. refused_from: by the width
     of trees, the least number of sequences with which forward passes cannot be recorded, so nothing

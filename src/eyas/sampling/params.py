@@ -126,7 +126,9 @@ class BatchParams:
             for p in params
         ]
         acting = [p for p in params if p.temperature > 0]
-        self.max_top_k = max((min(p.top_k, self.vocab_size) for p in acting), default=0)
+        largest = max((min(p.top_k, self.vocab_size) for p in acting), default=0)
+        # A bound, so that few signatures differ by it.
+        self.max_top_k = min(self.vocab_size, 1 << (largest - 1).bit_length()) if largest else 0
         self.any_top_p = any(p.top_p < 1 for p in acting)
         self.any_min_p = any(p.min_p > 0 for p in acting)
         self.filters: Filters | None = None
@@ -159,9 +161,11 @@ class BatchParams:
         self.is_changed_before_temperature = bool(any(self.penalised) or self.biased or self.barred)
         self.is_plain = not (any(self.noisy) or self.is_changed_before_temperature)
         self.is_capturable = not self.is_changed_before_temperature and self.num_logprobs is None
+        # torch's operations are recorded with the bound; kernels read each sequence's own number.
+        by_torch = self.device.type == "cpu"
         self.signature: Hashable = (
             any(self.noisy),
-            self.max_top_k > 0,
+            self.max_top_k if by_torch else self.max_top_k > 0,
             self.any_top_p,
             self.any_min_p,
             self.is_changed_before_temperature,
