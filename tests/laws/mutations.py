@@ -221,8 +221,8 @@ MUTATIONS = [
         "the walk of a chain continues after a rejected token",
         STEPS,
         "eyas_walk",
-        "is_walking = next < sizes[b] && (parents || drafted[next] == own[node]);",
-        "is_walking = next < sizes[b];",
+        "is_walking = next < size && (parents || drafted[next] == own[node]);",
+        "is_walking = next < size;",
         NAMED + "a_walk_goes_to_the_child_that_was_chosen_and_no_other[oracle chain]",
     ),
     Mutation(

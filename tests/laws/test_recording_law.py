@@ -9,9 +9,13 @@ from itertools import cycle
 import pytest
 import torch
 
+from eyas import LLM
+from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.core import Request, SamplingParams
+from eyas.dialect import Wanted
 from eyas.draft import RootDrafter, TreeShape
 from eyas.draft.timing import PLAIN
+from eyas.grammar import Regex
 from eyas.runner import recording
 from eyas.runner.recording import Recordings
 from tests.laws.cases import restless, walk_text
@@ -116,3 +120,64 @@ def test_a_draft_that_is_refused_on_the_way_computes_all_its_rows(
 ) -> None:
     monkeypatch.setattr(recording, "MOST_BYTES", most_bytes)
     compare_drafted("model", 0.0, Recordings(torch.device("cpu"), recorded_at=1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_trees_that_a_grammar_prunes_are_replayed_as_they_are(temperature: float) -> None:
+    """Each step's tree is another one, in memory that the last one may have had."""
+    config = EngineConfig(
+        device=DeviceConfig(num_threads=1),
+        draft=DraftConfig(drafter="head", steps=3, topk=3, nodes=9),
+        scheduler=SchedulerConfig(max_num_seqs=1),
+    )
+    chats = [f"Tell me about the city of {city}." for city in ("Oslo", "Porto", "Rome", "Bonn")] * 2
+    found = []
+    with LLM(config=config) as llm:
+        for records in (False, True):
+            graphs = Recordings(torch.device("cpu"), recorded_at=1) if records else None
+            llm.engine.launcher.graphs = graphs
+            for number, text in enumerate(chats):
+                prompt = llm.encode_chat([{"role": "user", "content": text}])
+                asked = llm._encoded_chat(
+                    prompt, Wanted(answer=Regex("[a-z ,.]{40,60}")), "messages"
+                )
+                params = SamplingParams(temperature=temperature, seed=number, max_tokens=40)
+                found.append(llm._run([asked], [params])[0].choices[0].token_ids)
+            assert llm.engine.metrics.num_failed_steps == 0
+        assert graphs is not None and graphs.num_replays > 20
+        assert llm.engine.metrics.grammar.num_pruned > 50
+        assert llm.engine.stats().num_accepted_tokens > 0
+    assert found[: len(chats)] == found[len(chats) :]
+
+
+def test_sequences_of_other_parameters_are_replayed_with_their_own() -> None:
+    """Steps of one size, whose sequences sample with and without filters, or not at all."""
+    kinds = (
+        {"temperature": 0.8, "top_k": 5},
+        {"temperature": 0.0, "top_k": 50},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 7, "top_p": 0.8},
+        {"temperature": 0.0},
+    )
+    pairs = [(a, b) for a in kinds for b in kinds]
+
+    def answers(*, recorded: bool) -> list[Answers]:
+        engine = new_engine(Setting(max_model_len=100), RootDrafter())
+        graphs = Recordings(torch.device("cpu"), recorded_at=1) if recorded else None
+        engine.launcher.graphs = graphs
+        found = []
+        for number, pair in enumerate(pairs):
+            requests = [
+                Request(
+                    id=f"{i}",
+                    prompt_token_ids=walk_text(3 + i, 9, [0, 1]),
+                    params=SamplingParams(seed=2 * number + i, max_tokens=6, **kind),
+                )
+                for i, kind in enumerate(pair)
+            ]
+            found.append(run(engine, requests))
+        assert engine.metrics.num_failed_steps == 0
+        assert graphs is None or graphs.num_replays > 100
+        return found
+
+    assert answers(recorded=True) == answers(recorded=False)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import random
+import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -329,6 +332,19 @@ def test_queries_see_the_same_keys(
     monkeypatch.setattr("eyas.attention.lanes.compiled_steps", lambda device: None)
     assert found == seen(node_lanes(layout, grid))
     assert len(found) == len(nodes.rows_R)
+
+
+def test_a_call_that_is_made_again_owns_its_tensors() -> None:
+    draw = random.Random(0)
+    tree, table = tree_of(draw, 2, 4, is_chain=False), table_of(draw, 2, 4)
+    owned = [weakref.ref(each) for each in (tree.tokens_BW, tree.parents_BW, tree.sizes_B)]
+    stage = partial(node_rows, tree, table)
+    recording, _ = record(stage)
+    del tree, stage
+    assert all(each() is not None for each in owned)
+    del recording
+    gc.collect()
+    assert all(each() is None for each in owned)
 
 
 def test_a_number_of_rows_that_changes_is_noticed() -> None:

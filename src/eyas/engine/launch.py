@@ -150,7 +150,7 @@ class Launcher:
             if self.masking.prunes:
                 masks.find_legal(plan.rooted)
                 masks.begin()
-                tree = masks.tree
+                tree = batch.to_static(masks.tree)
         rows, output = self.run_model(batch, tree)
         for span in plan.spans:
             if span.snapshot is not None:

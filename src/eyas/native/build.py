@@ -83,7 +83,8 @@ _noted = _Noted()
 
 @contextmanager
 def noting_calls(add: Callable[[Callable[[], object]], object]) -> Iterator[None]:
-    """Give `add` each call of this thread, to be made again. The caller keeps the tensors alive."""
+    """Give `add` each call of this thread, to be made again. A call owns the tensors among its
+    arguments; where it was given addresses, the caller keeps alive what they belong to."""
     before, _noted.add = _noted.add, add
     try:
         yield
@@ -92,35 +93,52 @@ def noting_calls(add: Callable[[Callable[[], object]], object]) -> Iterator[None
 
 
 def call(name: str, function: Callable[..., None], *arguments: Any) -> None:
-    """Call a function of a library. torch's profiler sees it under this name."""
-    _call(name, function, arguments)
+    """Call a function of a library. torch's profiler sees it under this name.
+
+    arguments: tensors are given as their addresses.
+    """
+    addresses = _addresses(arguments)
+    _call(name, function, addresses)
     if _noted.add is not None:
-        _noted.add(partial(_call, name, function, arguments))
+        _noted.add(partial(_call, name, function, addresses, arguments))
 
 
 def ask(name: str, function: Callable[..., int], *arguments: Any) -> int:
     """Call a function and return the number by which the caller goes on.
 
-    A call that is made again raises ConditionChanged if it returns another one.
+    A call that is made again raises ConditionChanged if it returns another one. arguments: as in
+    `call`.
     """
-    answer = _call(name, function, arguments)
+    addresses = _addresses(arguments)
+    answer = _call(name, function, addresses)
     if _noted.add is not None:
-        _noted.add(partial(_ask_again, name, function, arguments, answer))
+        _noted.add(partial(_ask_again, name, function, addresses, arguments, answer))
     return answer
 
 
+def _addresses(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments)
+
+
 def _ask_again(
-    name: str, function: Callable[..., int], arguments: tuple[Any, ...], answer: int
+    name: str,
+    function: Callable[..., int],
+    addresses: tuple[Any, ...],
+    owners: tuple[Any, ...],
+    answer: int,
 ) -> None:
-    if _call(name, function, arguments) != answer:
+    if _call(name, function, addresses) != answer:
         raise ConditionChanged(f"{name} returned another number")
 
 
-def _call(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _call(
+    name: str, function: Callable[..., Any], addresses: tuple[Any, ...], owners: object = None
+) -> Any:
+    """owners: what the addresses belong to, which then lives as long as the call may be made again."""
     if torch.autograd._profiler_enabled():
         with record_function(name):
-            return function(*arguments)
-    return function(*arguments)
+            return function(*addresses)
+    return function(*addresses)
 
 
 def build(source: Path) -> Built:

@@ -66,9 +66,9 @@ void eyas_add_norm(const char *stream, const char *parts, const char *weight, pt
 }
 
 /* Rows [T][D + F]: embedding and feature of each side by side, normalised by its weight or, without one, as they
-   are. tokens: rows of embeddings [.][D]. zero_first: embeddings at positions up to 1 are zeros. */
-void eyas_join(const int64_t *tokens, const int64_t *positions, const char *embeddings, const char *features,
-               ptrdiff_t num_rows, ptrdiff_t size, ptrdiff_t feature_size, const char *embedding_weight,
+   are. tokens: rows of embeddings [V][D]; others have zeros. zero_first: so have positions up to 1. */
+void eyas_join(const int64_t *tokens, const int64_t *positions, const char *embeddings, ptrdiff_t num_embeddings,
+               const char *features, ptrdiff_t num_rows, ptrdiff_t size, ptrdiff_t feature_size, const char *embedding_weight,
                const char *feature_weight, float epsilon, int zero_first, int embedding_first, char *out, int is_half)
 {
     const ptrdiff_t bytes = is_half ? sizeof(uint16_t) : sizeof(float);
@@ -78,7 +78,8 @@ void eyas_join(const int64_t *tokens, const int64_t *positions, const char *embe
         char *const featured = own + (embedding_first ? size * bytes : 0);
         const char *const embedding = embeddings + tokens[row] * size * bytes;
         const char *const feature = features + row * feature_size * bytes;
-        if (zero_first && positions[row] <= 1)
+        const int is_known = tokens[row] >= 0 && tokens[row] < num_embeddings;
+        if (!is_known || (zero_first && positions[row] <= 1))
             memset(embedded, 0, size * bytes);
         else if (!embedding_weight)
             memcpy(embedded, embedding, size * bytes);

@@ -86,21 +86,16 @@ class CompiledRows:
         zero_first: bool,
         embedding_first: bool,
     ) -> torch.Tensor:
-        """As `ops.join`. The tensors are contiguous; tokens and positions are int64."""
+        """As `ops.join`. The tensors are contiguous; tokens and positions are int64. A token without an
+        embedding has zeros."""
         num_rows, size, feature_size = len(tokens_T), embedding_VD.shape[1], features_TF.shape[1]
         out_TX = features_TF.new_empty(num_rows, size + feature_size)
         call(
             "eyas::join",
             self._join,
-            tokens_T.data_ptr(),
-            positions_T.data_ptr(),
-            embedding_VD.data_ptr(),
-            features_TF.data_ptr(),
-            *(num_rows, size, feature_size),
-            None if embedding_weight is None else embedding_weight.data_ptr(),
-            None if feature_weight is None else feature_weight.data_ptr(),
-            *(epsilon, zero_first, embedding_first),
-            out_TX.data_ptr(),
+            *(tokens_T, positions_T, embedding_VD, len(embedding_VD), features_TF),
+            *(num_rows, size, feature_size, embedding_weight, feature_weight),
+            *(epsilon, zero_first, embedding_first, out_TX),
             features_TF.dtype == torch.bfloat16,
         )
         return out_TX
@@ -178,8 +173,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.eyas_rotate_and_store.argtypes = (ctypes.POINTER(_Heads), _INT)
     library.eyas_join.restype = None
     library.eyas_join.argtypes = (
-        *(_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER),
-        *(ctypes.c_float, _INT, _INT, _POINTER, _INT),
+        *(_POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE, _SIZE),
+        *(_POINTER, _POINTER, ctypes.c_float, _INT, _INT, _POINTER, _INT),
     )
     library.eyas_gate.restype = None
     library.eyas_gate.argtypes = (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _INT, _INT)

@@ -461,6 +461,7 @@ void eyas_walk(const int64_t *chosen, ptrdiff_t num, ptrdiff_t width, const int6
     for (ptrdiff_t b = 0; b < num; b++) {
         const int64_t *const own = chosen + b * width, *const drafted = tokens + b * tokens_stride;
         int64_t *const walked = report + b * (2 * width + 1), *const nodes = walked + width;
+        const ptrdiff_t size = least(sizes[b], width);
         ptrdiff_t count = 0, node = 0, is_walking = 1;
         for (ptrdiff_t step = 0; step < width; step++) {
             walked[step] = parents && !is_walking ? -1 : own[parents ? node : step];
@@ -469,10 +470,10 @@ void eyas_walk(const int64_t *chosen, ptrdiff_t num, ptrdiff_t width, const int6
                 continue;
             count++;
             ptrdiff_t next = parents ? 0 : node + 1;
-            for (; parents && next < sizes[b]; next++)
+            for (; parents && next < size; next++)
                 if (parents[b * parents_stride + next] == node && drafted[next] == own[node])
                     break;
-            is_walking = next < sizes[b] && (parents || drafted[next] == own[node]);
+            is_walking = next < size && (parents || drafted[next] == own[node]);
             node = is_walking ? next : node;
         }
         count -= walked[count - 1] < 0;
@@ -518,9 +519,18 @@ void eyas_chain_lanes(const int64_t *table, ptrdiff_t table_stride, const int64_
     }
 }
 
-/* The same for trees, one lane a node that has a row: slots [B * W][L], and position and row of the node [B * W],
-   of which the first R are written. node_slots, parents: [B][W]. Returns R. */
-ptrdiff_t eyas_tree_lanes(const int64_t *table, ptrdiff_t table_stride, const int64_t *seats, const int64_t *roots,
+/* How many of these nodes have a row. */
+ptrdiff_t eyas_count_rows(const int64_t *rows, ptrdiff_t num)
+{
+    ptrdiff_t count = 0;
+    for (ptrdiff_t i = 0; i < num; i++)
+        count += rows[i] >= 0;
+    return count;
+}
+
+/* The same for trees, one lane a node that has a row: slots [R][L], and position and row of the node [R].
+   node_slots, parents: [B][W]. */
+void eyas_tree_lanes(const int64_t *table, ptrdiff_t table_stride, const int64_t *seats, const int64_t *roots,
                      const int64_t *rows, const int64_t *node_slots, ptrdiff_t node_slots_stride,
                      const int64_t *parents, ptrdiff_t parents_stride, ptrdiff_t num, ptrdiff_t width,
                      ptrdiff_t columns, ptrdiff_t num_columns, int64_t null_slot, int64_t *slots,
@@ -545,5 +555,4 @@ ptrdiff_t eyas_tree_lanes(const int64_t *table, ptrdiff_t table_stride, const in
             positions[lane] = root + depth;
             lane_rows[lane++] = rows[b * width + w];
         }
-    return lane;
 }

@@ -42,7 +42,9 @@ class Sequences(Protocol):
 
 
 class _Sequences(ctypes.Structure):
-    """`struct sequences` of steps.c."""
+    """`struct sequences` of steps.c. owners: the tensors that it points to."""
+
+    owners: object
 
     _fields_ = (
         *((name, _POINTER) for name in ("tokens", "slots")),
@@ -58,7 +60,7 @@ def _struct(of: Sequences) -> _Sequences:
     assert tokens_AC.stride(1) == slots_AC.stride(1) == 1
     assert node_slots_BW.stride(1) == 1 or node_slots_BW.shape[1] == 1
     assert of.seats_B.is_contiguous() and of.roots_B.is_contiguous()
-    return _Sequences(
+    struct = _Sequences(
         tokens_AC.data_ptr(),
         slots_AC.data_ptr(),
         tokens_AC.stride(0),
@@ -70,14 +72,12 @@ def _struct(of: Sequences) -> _Sequences:
         len(of.seats_B),
         of.last_position,
     )
+    struct.owners = (tokens_AC, slots_AC, of.seats_B, of.roots_B, node_slots_BW)
+    return struct
 
 
 def _numbers(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int64)
-
-
-def _pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _rows(values_BW: torch.Tensor) -> torch.Tensor:
@@ -86,8 +86,15 @@ def _rows(values_BW: torch.Tensor) -> torch.Tensor:
     return values_BW if is_plain else values_BW.contiguous()
 
 
+def _logits(logits_RV: torch.Tensor) -> torch.Tensor:
+    assert logits_RV.dtype == torch.float32
+    return _rows(logits_RV)
+
+
 class _Keys(ctypes.Structure):
-    """`struct keys` of steps.c."""
+    """`struct keys` of steps.c. owners: the tensors that it points to."""
+
+    owners: object
 
     _fields_ = tuple((name, _POINTER) for name in ("seeds", "positions", "choices"))
 
@@ -98,7 +105,9 @@ Keys = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def _keys(keys: Keys) -> _Keys:
     assert all(each.is_contiguous() and each.dtype == torch.int64 for each in keys)
-    return _Keys(*(each.data_ptr() for each in keys))
+    struct = _Keys(*(each.data_ptr() for each in keys))
+    struct.owners = keys
+    return struct
 
 
 class CompiledSteps:
@@ -122,22 +131,22 @@ class CompiledSteps:
             _numbers(num, width),
             _numbers(num, width),
         )
-        tokens_BW, depths_W = _rows(tokens_BW), _numbers(width)
+        tokens_BW, sizes_B, depths_W = _rows(tokens_BW), sizes_B.contiguous(), _numbers(width)
         parents_BW = None if parents_BW is None else _rows(parents_BW)
         num_rows = ask(
             "eyas::node_rows",
             self._library.eyas_node_rows,
             _struct(sequences),
-            tokens_BW.data_ptr(),
+            tokens_BW,
             tokens_BW.stride(0),
-            _pointer(parents_BW),
+            parents_BW,
             0 if parents_BW is None else parents_BW.stride(0),
-            sizes_B.data_ptr(),
+            sizes_B,
             width,
-            depths_W.data_ptr(),
-            rows_7R.data_ptr(),
-            grid_BW.data_ptr(),
-            slots_BW.data_ptr(),
+            depths_W,
+            rows_7R,
+            grid_BW,
+            slots_BW,
         )
         return rows_7R[:, :num_rows].unbind(0), grid_BW, slots_BW
 
@@ -158,14 +167,14 @@ class CompiledSteps:
             "eyas::tail_rows",
             self._library.eyas_tail_rows,
             _struct(sequences),
-            made_A.data_ptr(),
-            _pointer(drafts_B),
+            made_A,
+            drafts_B,
             longest,
             null_slot,
-            rows_4R.data_ptr(),
-            grid_BP.data_ptr(),
-            slots_BP.data_ptr(),
-            of_sequences_4B.data_ptr(),
+            rows_4R,
+            grid_BP,
+            slots_BP,
+            of_sequences_4B,
         )
         return rows_4R[:, :num_rows].unbind(0), grid_BP, slots_BP, of_sequences_4B.unbind(0)
 
@@ -188,15 +197,15 @@ class CompiledSteps:
             "eyas::level_rows",
             self._library.eyas_level_rows,
             _struct(sequences),
-            paths_BQP.data_ptr(),
-            above_BQ.data_ptr(),
-            _pointer(parents_BW),
+            paths_BQP,
+            above_BQ,
+            parents_BW,
             topk,
             depth,
             first_scratch,
             per_seat,
-            rows_6R.data_ptr(),
-            _pointer(grids),
+            rows_6R,
+            grids,
         )
         return rows_6R.unbind(0), None if grids is None else grids.unbind(0)
 
@@ -222,12 +231,12 @@ class CompiledSteps:
         call(
             "eyas::add_level",
             self._library.eyas_add_level,
-            *(tokens_BQJ.data_ptr(), scores_BQJ.data_ptr(), num, width, children),
-            *(places_BQ.data_ptr(), above_BQ.data_ptr(), paths_BQP.data_ptr(), depth),
-            *(each.data_ptr() for each in pool),
+            *(tokens_BQJ, scores_BQJ, num, width, children),
+            *(places_BQ, above_BQ, paths_BQP, depth),
+            *pool,
             *(pool[0].shape[1], start, keep),
-            *(next_places_BQ.data_ptr(), next_scores_BQ.data_ptr(), next_paths_BQP.data_ptr()),
-            *(parents_BQ.data_ptr(), scratch_E.data_ptr()),
+            *(next_places_BQ, next_scores_BQ, next_paths_BQP),
+            *(parents_BQ, scratch_E),
         )
         return next_places_BQ, next_scores_BQ, next_paths_BQP, parents_BQ
 
@@ -252,11 +261,11 @@ class CompiledSteps:
         call(
             "eyas::keep_best",
             self._library.eyas_keep_best,
-            *(roots_B1.data_ptr(), num),
-            *(each.data_ptr() for each in pool),
+            *(roots_B1, num),
+            *pool,
             *(pool[0].shape[1], size, width, is_chain),
-            *(tokens_BW.data_ptr(), parents_BW.data_ptr(), sizes_B.data_ptr()),
-            *(scores_BW.data_ptr(), kept_X.data_ptr()),
+            *(tokens_BW, parents_BW, sizes_B),
+            *(scores_BW, kept_X),
         )
         return tokens_BW, parents_BW, sizes_B, scores_BW
 
@@ -264,15 +273,15 @@ class CompiledSteps:
         self, logits_RU: torch.Tensor, target_ids_U: torch.Tensor | None, num_children: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return target ids and log-probabilities [R, J], best first."""
-        logits_RU = _rows(logits_RU)
+        logits_RU = _logits(logits_RU)
         num, size = logits_RU.shape
         ids_RJ, scores_RJ = _numbers(num, num_children), torch.empty(num, num_children)
         assert num_children <= size and (target_ids_U is None or target_ids_U.is_contiguous())
         call(
             "eyas::top_tokens",
             self._library.eyas_top_tokens,
-            *(logits_RU.data_ptr(), logits_RU.stride(0), num, size, _pointer(target_ids_U)),
-            *(num_children, ids_RJ.data_ptr(), scores_RJ.data_ptr()),
+            *(logits_RU, logits_RU.stride(0), num, size, target_ids_U),
+            *(num_children, ids_RJ, scores_RJ),
         )
         return ids_RJ, scores_RJ
 
@@ -287,7 +296,7 @@ class CompiledSteps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Do the same at temperatures, with the noise of the ids where they are above 0. beta_R: None
         ranks without noise."""
-        logits_RU = _rows(logits_RU)
+        logits_RU = _logits(logits_RU)
         num, size = logits_RU.shape
         ids_RJ, scores_RJ = _numbers(num, num_children), torch.empty(num, num_children)
         scratch_U = torch.empty(size)
@@ -297,20 +306,20 @@ class CompiledSteps:
         call(
             "eyas::top_tokens",
             self._library.eyas_top_tokens_with_noise,
-            *(logits_RU.data_ptr(), logits_RU.stride(0), num, size, _pointer(target_ids_U)),
-            *(_keys(keys), temperature_R.data_ptr(), _pointer(beta_R), num_children),
-            *(ids_RJ.data_ptr(), scores_RJ.data_ptr(), scratch_U.data_ptr()),
+            *(logits_RU, logits_RU.stride(0), num, size, target_ids_U),
+            *(_keys(keys), temperature_R, beta_R, num_children),
+            *(ids_RJ, scores_RJ, scratch_U),
         )
         return ids_RJ, scores_RJ
 
     def best(self, logits_RV: torch.Tensor) -> torch.Tensor:
         """Return the id [R] of the largest logit; -1 if it is infinite, or a logit is no number."""
-        logits_RV = _rows(logits_RV)
+        logits_RV = _logits(logits_RV)
         best_R = _numbers(len(logits_RV))
         call(
             "eyas::best",
             self._library.eyas_best,
-            *(logits_RV.data_ptr(), logits_RV.stride(0), *logits_RV.shape, best_R.data_ptr()),
+            *(logits_RV, logits_RV.stride(0), *logits_RV.shape, best_R),
         )
         return best_R
 
@@ -321,8 +330,8 @@ class CompiledSteps:
         call(
             "eyas::gumbel",
             self._library.eyas_gumbel,
-            *(_keys(keys), *ids_RK.shape[:1], ids_RK.data_ptr(), ids_RK.shape[1]),
-            noise_RK.data_ptr(),
+            *(_keys(keys), *ids_RK.shape[:1], ids_RK, ids_RK.shape[1]),
+            noise_RK,
         )
         return noise_RK
 
@@ -332,7 +341,7 @@ class CompiledSteps:
         call(
             "eyas::gumbel",
             self._library.eyas_gumbel,
-            *(_keys(keys), len(keys[0]), None, vocab_size, noise_RV.data_ptr()),
+            *(_keys(keys), len(keys[0]), None, vocab_size, noise_RV),
         )
         return noise_RV
 
@@ -346,14 +355,14 @@ class CompiledSteps:
         """Return the id [R] of the largest sum of a logit and, where the temperature is above 0, its
         noise; -1 as `best`. span: a logit that is further below the largest one cannot win."""
         assert temperature_R.is_contiguous() and temperature_R.dtype == torch.float32
-        logits_RV = _rows(logits_RV)
+        logits_RV = _logits(logits_RV)
         best_R = _numbers(len(logits_RV))
         call(
             "eyas::best_with_noise",
             self._library.eyas_best_with_noise,
-            *(logits_RV.data_ptr(), logits_RV.stride(0), *logits_RV.shape, _keys(keys)),
-            *(temperature_R.data_ptr(), span),
-            best_R.data_ptr(),
+            *(logits_RV, logits_RV.stride(0), *logits_RV.shape, _keys(keys)),
+            *(temperature_R, span),
+            best_R,
         )
         return best_R
 
@@ -366,15 +375,19 @@ class CompiledSteps:
     ) -> torch.Tensor:
         """Return the report [B, 2 * W + 1]. parents_BW: None for chains."""
         num, width = chosen_BW.shape
-        chosen_BW, tokens_BW = chosen_BW.contiguous(), _rows(tokens_BW)
+        chosen_BW, tokens_BW, sizes_B = (
+            chosen_BW.contiguous(),
+            _rows(tokens_BW),
+            sizes_B.contiguous(),
+        )
         parents_BW = None if parents_BW is None else _rows(parents_BW)
         report_BX = _numbers(num, 2 * width + 1)
         call(
             "eyas::walk",
             self._library.eyas_walk,
-            *(chosen_BW.data_ptr(), num, width, tokens_BW.data_ptr(), tokens_BW.stride(0)),
-            *(_pointer(parents_BW), 0 if parents_BW is None else parents_BW.stride(0)),
-            *(sizes_B.data_ptr(), report_BX.data_ptr()),
+            *(chosen_BW, num, width, tokens_BW, tokens_BW.stride(0)),
+            *(parents_BW, 0 if parents_BW is None else parents_BW.stride(0)),
+            *(sizes_B, report_BX),
         )
         return report_BX
 
@@ -388,12 +401,12 @@ class CompiledSteps:
         padding_seat: int,
     ) -> None:
         """Append each verdict in place, as `ops.advance`."""
-        assert report_BX.is_contiguous()
+        assert report_BX.is_contiguous() and lengths_A.is_contiguous()
         call(
             "eyas::advance",
             self._library.eyas_advance,
-            *(_struct(sequences), report_BX.data_ptr(), report_BX.shape[1] // 2),
-            *(lengths_A.data_ptr(), is_chain, padding_seat),
+            *(_struct(sequences), report_BX, report_BX.shape[1] // 2),
+            *(lengths_A, is_chain, padding_seat),
         )
 
     def chain_lanes(
@@ -418,9 +431,9 @@ class CompiledSteps:
         call(
             "eyas::chain_lanes",
             self._library.eyas_chain_lanes,
-            *(slots_AC.data_ptr(), slots_AC.stride(0), seats_B.data_ptr(), roots_B.data_ptr()),
-            *(rows_BW.data_ptr(), num, width, columns, num_columns, null_slot),
-            *(slots_BL.data_ptr(), positions_BW.data_ptr()),
+            *(slots_AC, slots_AC.stride(0), seats_B, roots_B),
+            *(rows_BW, num, width, columns, num_columns, null_slot),
+            *(slots_BL, positions_BW),
         )
         return slots_BL, positions_BW
 
@@ -439,21 +452,23 @@ class CompiledSteps:
         """Return the slots of keys [R, L], and position and row [R, 1] of each node of trees that has a
         row. The numbers: as for `chain_lanes`."""
         num, width = rows_BW.shape
-        slots_RL, positions_R1 = _numbers(num * width, num_columns), _numbers(num * width, 1)
-        lane_rows_R1 = _numbers(num * width, 1)
-        columns = min(num_positions, num_columns, slots_AC.shape[1])
-        node_slots_BW, parents_BW = _rows(node_slots_BW), _rows(parents_BW)
         assert slots_AC.stride(1) == 1 and rows_BW.is_contiguous()
         assert seats_B.is_contiguous() and roots_B.is_contiguous()
-        num_lanes = ask(
+        count = self._library.eyas_count_rows
+        num_rows = ask("eyas::count_rows", count, rows_BW, num * width)
+        slots_RL = _numbers(num_rows, num_columns)
+        positions_R1, lane_rows_R1 = _numbers(num_rows, 1), _numbers(num_rows, 1)
+        columns = min(num_positions, num_columns, slots_AC.shape[1])
+        node_slots_BW, parents_BW = _rows(node_slots_BW), _rows(parents_BW)
+        call(
             "eyas::tree_lanes",
             self._library.eyas_tree_lanes,
-            *(slots_AC.data_ptr(), slots_AC.stride(0), seats_B.data_ptr(), roots_B.data_ptr()),
-            *(rows_BW.data_ptr(), node_slots_BW.data_ptr(), node_slots_BW.stride(0)),
-            *(parents_BW.data_ptr(), parents_BW.stride(0), num, width, columns, num_columns),
-            *(null_slot, slots_RL.data_ptr(), positions_R1.data_ptr(), lane_rows_R1.data_ptr()),
+            *(slots_AC, slots_AC.stride(0), seats_B, roots_B, rows_BW),
+            *(node_slots_BW, node_slots_BW.stride(0), parents_BW, parents_BW.stride(0)),
+            *(num, width, columns, num_columns, null_slot),
+            *(slots_RL, positions_R1, lane_rows_R1),
         )
-        return slots_RL[:num_lanes], positions_R1[:num_lanes], lane_rows_R1[:num_lanes]
+        return slots_RL, positions_R1, lane_rows_R1
 
 
 @cache
@@ -497,6 +512,7 @@ _ARGUMENTS: dict[str, tuple[object, ...]] = {
     ),
     "walk": (*(_POINTER, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER),),
     "advance": (ctypes.POINTER(_Sequences), _POINTER, _SIZE, _POINTER, _INT, _WIDE),
+    "count_rows": (_POINTER, _SIZE),
     "tree_lanes": (
         *(_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE),
         *(_SIZE, _SIZE, _SIZE, _SIZE, _WIDE, _POINTER, _POINTER, _POINTER),
@@ -508,7 +524,9 @@ _ARGUMENTS: dict[str, tuple[object, ...]] = {
 }
 
 
-_COUNTING = ("node_rows", "tail_rows", "tree_lanes")
+PHILOX_OF_ZEROS = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+"""The words of Philox4x32-10 for a counter and a key of zeros (Random123's test suite)."""
+_COUNTING = ("node_rows", "tail_rows", "count_rows")
 """Functions that return a number of rows."""
 
 
@@ -527,11 +545,15 @@ def _is_right(library: ctypes.CDLL) -> bool:
     chosen_BW = torch.tensor([[1, 2, 0]])
     report_BX = steps.walk(chosen_BW, torch.tensor([[7, 1, 4]]), None, torch.tensor([3]))
     expected_RJ = logits_RV[:1].log_softmax(1).topk(2).values
+    zero_1 = torch.zeros(1, dtype=torch.int64)
+    noise_14 = steps.all_gumbel((zero_1, zero_1, zero_1), 4)
+    uniform_14 = (torch.tensor([PHILOX_OF_ZEROS], dtype=torch.float64) + 0.5) * 2.0**-32
     return (
         steps.best(logits_RV).tolist() == [1, -1]
         and ids_RJ.tolist() == [[1, 2]]
         and torch.allclose(scores_RJ, expected_RJ, atol=1e-5)
         and report_BX.tolist() == [[1, 2, 0, 0, 1, 2, 2]]
+        and torch.allclose(noise_14.double(), -(-(-uniform_14).log1p()).log(), atol=1e-4)
     )
 
 

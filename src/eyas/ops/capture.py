@@ -8,10 +8,36 @@ Does not know: what is captured.
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import torch
+
+
+class _NotCollecting:
+    """A context in which no garbage is collected, whichever threads are in it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_inside = 0
+        self._collected = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_inside:
+                self._collected = gc.isenabled()
+                gc.disable()
+            self._num_inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._num_inside -= 1
+            if not self._num_inside and self._collected:
+                gc.enable()
+
+
+_not_collecting = _NotCollecting()
 
 
 @contextmanager
@@ -21,14 +47,8 @@ def capturing() -> Iterator[None]:
     Garbage may hold graphs and memory of engines that are gone, and a capture in which these are freed
     fails, so none is collected meanwhile.
     """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with restoring_generator():
-            yield
-    finally:
-        if collects:
-            gc.enable()
+    with _not_collecting, restoring_generator():
+        yield
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from eyas.draft_tree import DraftTree
 from eyas.native.build import ConditionChanged, noting_calls
+from eyas.native.steps import compiled_steps
 from eyas.runner.graphs import Stages, StepGraphs
 
 log = logging.getLogger(__name__)
@@ -287,6 +288,7 @@ class Recordings(StepGraphs):
 
     def __init__(self, device: torch.device, recorded_at: int = RECORDED_AT) -> None:
         super().__init__(device, MOST_RECORDINGS, recorded_at)
+        compiled_steps(device)  # its check reads numbers, which a recording may not
         self.refused_from: dict[int, int] = {}
 
     def new_stages(self, read: Stages | None = None) -> RecordedStages:

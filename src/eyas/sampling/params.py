@@ -161,11 +161,13 @@ class BatchParams:
         self.is_changed_before_temperature = bool(any(self.penalised) or self.biased or self.barred)
         self.is_plain = not (any(self.noisy) or self.is_changed_before_temperature)
         self.is_capturable = not self.is_changed_before_temperature and self.num_logprobs is None
-        # torch's operations are recorded with the bound; kernels read each sequence's own number.
+        # torch's operations are recorded with the bound, and for rows that all have a filter; kernels
+        # read each sequence's own numbers.
         by_torch = self.device.type == "cpu"
         self.signature: Hashable = (
             any(self.noisy),
             self.max_top_k if by_torch else self.max_top_k > 0,
+            by_torch and all(self.filtered),
             self.any_top_p,
             self.any_min_p,
             self.is_changed_before_temperature,
