@@ -30,8 +30,8 @@ def some_table(seed: int, num_seats: int, max_width: int, device: torch.device) 
     shape = table.tokens_AC.shape
     table.tokens_AC.copy_(torch.randint(0, VOCAB, shape, generator=draw))
     table.slots_AC.copy_(torch.randint(1, 9999, shape, generator=draw))
-    lengths = torch.randint(1, MAX_LENGTH + 1, (num_seats + 1,), generator=draw)
-    lengths[0], lengths[-2], lengths[-1] = 1, MAX_LENGTH, 1
+    lengths = torch.randint(1, MAX_LENGTH + 1, (len(table.lengths_A),), generator=draw)
+    lengths[0], lengths[num_seats - 1], lengths[num_seats:] = 1, MAX_LENGTH, 1
     table.lengths_A.copy_(lengths)
     return table
 

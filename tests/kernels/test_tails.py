@@ -19,13 +19,14 @@ def scene(
 ) -> tuple[Batch, torch.Tensor, torch.Tensor | None]:
     """A batch, by seat how many rows are made, and which sequences draft."""
     draw = torch.Generator().manual_seed(seed)
-    missing_A = torch.randint(-3, longest + 3, (num + 4,), generator=draw).to(device)
     drafts_B = (torch.rand(num + num_nobody, generator=draw) < 0.5).to(device) if drafts else None
     if drafts_B is not None:
         drafts_B[num:] = True
     batch = some_batch(seed, num, 5, device, num_nobody=num_nobody)
-    made_A = (batch.table.lengths_A - missing_A).clamp(min=1)
-    made_A[-1] = 0
+    table = batch.table
+    missing_A = torch.randint(-3, longest + 3, table.lengths_A.shape, generator=draw).to(device)
+    made_A = (table.lengths_A - missing_A).clamp(min=1)
+    made_A[table.padding_seat] = 0
     return batch, made_A, drafts_B
 
 
