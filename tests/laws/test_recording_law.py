@@ -77,31 +77,44 @@ Drafted = tuple[Answers, tuple[torch.Tensor, ...], int]
 """Answers, what the drafting network has stored by slot, and how many tokens were accepted."""
 
 
-def drafted(kind: str, temperature: float, graphs: Recordings | None) -> Drafted:
-    """Of one request after the other, whose drafts have several sizes, among plain steps."""
-    setting = Setting(max_model_len=120, num_slots=200)
+def drafted(
+    kind: str, temperature: float, graphs: Recordings | None, *, topk: int = 1, num: int = 1
+) -> Drafted:
+    """Of `num` requests at a time, whose drafts have several sizes, among plain steps."""
+    setting = Setting(max_model_len=120, num_slots=200 * num, max_num_seqs=num)
     sizes = setting.dtype, setting.num_slots, 4
     inner = (
-        model_drafter(*sizes, "target") if kind == "model" else head_drafter(kind, *sizes, topk=1)
+        model_drafter(*sizes, "target")
+        if kind == "model"
+        else head_drafter(kind, *sizes, topk=topk)
     )
     shapes = cycle((PLAIN, PLAIN, PLAIN, inner.shape, TreeShape(2, 1, 3), inner.shape, inner.shape))
     drafter = restless(inner)
     drafter._policy.choose = lambda size: next(shapes)  # type: ignore[method-assign]
     engine = new_engine(setting, drafter)
     engine.launcher.graphs = graphs
-    params = SamplingParams(temperature=temperature, seed=5, max_tokens=50)
     found: Answers = {}
     for name in "ab":  # the second one has a prefix hit
-        found |= run(engine, [Request(id=name, prompt_token_ids=[0, 1, 2], params=params)])
+        requests = [
+            Request(
+                id=f"{name}{i}",
+                prompt_token_ids=[0, 1, 2 + i][: 3 + i],
+                params=SamplingParams(temperature=temperature, seed=5 + i, max_tokens=50 - 9 * i),
+            )
+            for i in range(num)
+        ]
+        found |= run(engine, requests)
     assert engine.metrics.num_failed_steps == 0
     return found, inner.networks[0].slot_tensors(), engine.stats().num_accepted_tokens
 
 
-def compare_drafted(kind: str, temperature: float, graphs: Recordings) -> None:
-    expected, expected_rows, num_accepted = drafted(kind, temperature, None)
-    found, rows, num = drafted(kind, temperature, graphs)
+def compare_drafted(
+    kind: str, temperature: float, graphs: Recordings, *, topk: int = 1, num: int = 1
+) -> None:
+    expected, expected_rows, num_accepted = drafted(kind, temperature, None, topk=topk, num=num)
+    found, rows, num_found = drafted(kind, temperature, graphs, topk=topk, num=num)
     assert found == expected
-    assert num == num_accepted > 0
+    assert num_found == num_accepted > 0
     for one, other in zip(rows, expected_rows, strict=True):
         assert torch.equal(one, other)
 
@@ -112,6 +125,16 @@ def test_drafts_that_are_replayed_are_those_that_are_not(kind: str, temperature:
     graphs = Recordings(torch.device("cpu"), recorded_at=1)
     compare_drafted(kind, temperature, graphs)
     assert graphs.num_replays > 2 * graphs.num_captured >= 10 and not graphs.refused_from
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(("topk", "num"), [(3, 1), (1, 3), (2, 3)])
+def test_so_are_trees_and_drafts_of_several_sequences(
+    topk: int, num: int, temperature: float
+) -> None:
+    graphs = Recordings(torch.device("cpu"), recorded_at=1)
+    compare_drafted("eagle3", temperature, graphs, topk=topk, num=num)
+    assert graphs.num_replays > graphs.num_captured >= 10 and not graphs.refused_from
 
 
 @pytest.mark.parametrize("most_bytes", [10_000, 30_000, 60_000, 90_000])

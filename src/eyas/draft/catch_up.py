@@ -61,12 +61,14 @@ class MissingRows:
     """The missing rows that a step computes.
 
     runs: computed first. drafts: whether each rooted sequence drafts. longest: most rows of a tail (P);
-    0 if no sequence drafts.
+    0 if no sequence drafts. num_rows: most rows of all tails, which is their number if no step is in
+    flight.
     """
 
     runs: list[MissingRun]
     drafts: list[bool]
     longest: int
+    num_rows: int
 
 
 class RowTracker:
@@ -109,7 +111,7 @@ class RowTracker:
         """Return the missing rows of the sequences of a step; None if there is nothing to compute."""
         runs: list[MissingRun] = []
         drafting: list[bool] = []
-        longest, budget = 0, self.max_rows
+        longest, num_rows, budget = 0, 0, self.max_rows
         for span in batch.spans:
             seat = self._look_up(batch, span)
             ready = span.root_low
@@ -131,12 +133,14 @@ class RowTracker:
                 stop = seat.made
             if span.node_slots is not None:
                 drafting.append(drafts)
+                num_rows += not drafts  # the root's
             if drafts:
                 length = span.root_high - min(stop, span.root_low) + 1
-                longest = max(longest, length if seat.gap is None else min(length, seat.gap))
+                length = length if seat.gap is None else min(length, seat.gap)
+                longest, num_rows = max(longest, length), num_rows + length
         if not runs and not longest:
             return None
-        return MissingRows(runs, drafting, longest)
+        return MissingRows(runs, drafting, longest, num_rows)
 
     def step(self, batch: Batch, missing: MissingRows | None) -> None:
         """Account for a step that is launched: its tails are computed, its verdict adds missing

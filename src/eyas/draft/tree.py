@@ -118,10 +118,10 @@ class TreeDrafter(Drafter):
             drafts[: len(missing.drafts)] = missing.drafts
             drafts_B = batch.to_static_array("drafts", drafts)
         beta_B = self._betas(batch)
-        longest = missing.longest
+        longest, num_rows = missing.longest, missing.num_rows
         if batch.stages is not None and batch.stages.graphs.fills_up:
-            longest = _bucket(longest, batch)
-        key = (shape, longest, drafts_B is None)
+            longest, num_rows = _bucket(longest, batch), 0  # all tails have as many
+        key = (shape, longest, num_rows, drafts_B is None)
         draft = partial(self._draft, batch, shape, longest, drafts_B, beta_B)
         if _may_run_again(batch):
             self._tracker.save(batch.table)

@@ -375,6 +375,10 @@ def _proposed_sizes(tree: DraftTree, landed: Landed) -> list[int]:
     return [outcome.size for outcome in landed.outcomes]
 
 
-def _tree_key(tree: DraftTree) -> tuple[int, bool, int]:
-    """Return what identifies a tree's tensors in the key of a captured stage."""
-    return tree.width, tree.is_chain, tree.tokens_BW.data_ptr()
+def _tree_key(tree: DraftTree) -> tuple[int, bool, int, int]:
+    """Return what identifies a tree's tensors in the key of a captured stage, and on a CPU, where
+    padding has no rows, the number of nodes."""
+    num_nodes = 0
+    if tree.sizes_B.device.type == "cpu" and tree.width > 1:
+        num_nodes = int(tree.sizes_B.sum())
+    return tree.width, tree.is_chain, tree.tokens_BW.data_ptr(), num_nodes

@@ -38,8 +38,10 @@ RECORDED_AT = 4
 """The occurrence of a step's shape that is recorded: it takes about twice as long."""
 MOST_CHANGES = 8
 """How often a recording may be found to go another way before it is not replayed any more."""
-MOST_RECORDINGS, MOST_OF_SHAPE = 128, 32
+MOST_RECORDINGS, MOST_OF_SHAPE = 256, 48
 """Stages that are kept, and those of one step shape; each has tensors of its own."""
+MOST_DRAFTING = 4
+"""Sequences with drafts of a step that is recorded."""
 MOST_BYTES = 8 << 20
 """Of all tensors that a recording keeps. Where they are larger, Python does not matter."""
 _READS = frozenset(
@@ -276,8 +278,8 @@ class RecordedStages(Stages):
 class Recordings(StepGraphs):
     """The recorded stages of all step shapes on a CPU.
 
-    They are those of plain steps, and of one sequence that drafts: several have too many numbers of
-    missing rows, and a prompt takes much longer than Python.
+    They are those of plain steps, and of a few sequences that draft: more have too many numbers of
+    missing rows, and those and prompts take much longer than Python.
 
     Results are valid until the next step, so a step has to land before that. refused_from: by the width
     of trees, the least number of sequences with which forward passes cannot be recorded, so nothing
@@ -307,7 +309,7 @@ class Recordings(StepGraphs):
         self.refused_from[width] = min(least, num_sequences)
 
     def serves(self, num_sequences: int, width: int, num_prompt_rows: int) -> bool:
-        is_kind = width == 1 or num_sequences == 1
+        is_kind = width == 1 or num_sequences <= MOST_DRAFTING
         is_refused = width in self.refused_from and num_sequences >= self.refused_from[width]
         return is_kind and not num_prompt_rows and not is_refused
 
