@@ -79,7 +79,8 @@ def test_what_has_other_operations_has_another_signature() -> None:
     filtered_but_greedy = SamplingParams(temperature=0, top_k=5, top_p=0.5, min_p=0.5)
     assert batch(filtered_but_greedy).signature == batch(kinds[0]).signature
     assert batch(kinds[1], kinds[0]).signature == batch(kinds[1]).signature
-    assert batch(SamplingParams(top_k=7), kinds[0]).signature == batch(kinds[2]).signature
+    assert batch(SamplingParams(top_k=7)).signature == batch(kinds[2]).signature
+    assert batch(SamplingParams(top_k=7), kinds[0]).signature != batch(kinds[2]).signature
     assert batch(SamplingParams(top_k=9)).signature != batch(kinds[2]).signature
     assert batch(SamplingParams(top_k=9)).signature == batch(SamplingParams(top_k=16)).signature
 
