@@ -149,10 +149,11 @@ def test_a_head_in_the_engine_is_the_head_on_the_whole_text(
     inner = head_drafter(kind, torch.float32, setting.num_slots, 8, topk=topk)
     compared = Compared(inner)
     engine = new_engine(setting, compared)
+    engine.launcher.graphs = None  # a replay does not call the network
     run(engine, requests("a"))
     run(engine, requests("b"))
     assert engine.metrics.num_failed_steps == 0
-    assert compared.num_compared > 25
+    assert compared.num_compared > 40
     assert compared.worst < 1e-5
     if setting is SETTINGS["tight"]:
         assert engine.stats().num_preemptions > 0
@@ -165,10 +166,11 @@ def test_rows_left_out_while_nobody_drafted_are_made_up_for(kind: str, setting: 
     inner = head_drafter(kind, torch.float32, setting.num_slots, 8, topk=2, is_lucky=False)
     compared = Compared(restless(inner))
     engine = new_engine(setting, compared)
+    engine.launcher.graphs = None  # a replay does not call the network
     for name in ("a", "b", "c"):
         run(engine, requests(name))
     assert engine.metrics.num_failed_steps == 0
-    assert compared.num_compared > 25
+    assert compared.num_compared > 40
     assert compared.worst < 1e-5
 
 
@@ -256,10 +258,11 @@ def test_a_proposal_that_failed_leaves_no_wrong_rows(setting: Setting) -> None:
     inner = head_drafter("eagle3", torch.float32, setting.num_slots, 8, topk=2, is_lucky=False)
     compared = Compared(inner)
     engine = new_engine(setting, Fails(compared))
+    engine.launcher.graphs = None
     for name in ("a", "b", "c"):
         run(engine, requests(name))
     assert engine.metrics.num_failed_steps > 10
-    assert compared.num_compared > 25
+    assert compared.num_compared > 40
     assert compared.worst < 1e-5
 
 

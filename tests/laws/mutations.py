@@ -108,8 +108,8 @@ MUTATIONS = [
         "noise is that of the next token id",
         STEPS,
         "eyas_gumbel",
-        "noise[row * size + k] = gumbel(word[k % 4]);",
-        "noise[row * size + k] = gumbel(word[(k + 1) % 4]);",
+        "noise_of(&own, ids ? ids[row * size + k] : k)",
+        "noise_of(&own, ids ? ids[row * size + k] : k + 1)",
         NOISE + "the_noise_of_a_token_is_the_gumbel_of_its_own_lane",
     ),
     Mutation(

@@ -37,15 +37,18 @@ class ReferenceAttention:
             for store in dict.fromkeys(kv.stores)
             if isinstance(store, LayerStore) and not isinstance(store, CompressedStore)
         }
+        self._has_entries = any(isinstance(store, CompressedStore) for store in kv.stores)
+        self._is_compiled = not self._has_entries and all(
+            isinstance(kernel, CompiledAttention) for kernel in self._kernels.values()
+        )
 
     @property
     def plans_chunks(self) -> bool:
-        has_entries = any(isinstance(store, CompressedStore) for store in self.kv.stores)
-        return self.kv.states is None and not has_entries
+        return self.kv.states is None and not self._has_entries
 
     def plan(self, layout: AttentionLayout, write_slots_T: torch.Tensor) -> Attend:
         """Plan the forward pass as lanes of prompt chunks and of trees."""
-        return _Plan(self.kv, layout, write_slots_T, self._kernels)
+        return _Plan(self.kv, layout, write_slots_T, self._kernels, is_compiled=self._is_compiled)
 
 
 Kernel = CompiledAttention | tuple[int, ...]
@@ -68,7 +71,7 @@ def _kernel(store: LayerStore, kv: KVStore) -> Kernel:
 
 
 class _Plan(Plan):
-    """`Attend` for one forward."""
+    """`Attend` for one forward. is_compiled: all layers attend by compiled code."""
 
     def __init__(
         self,
@@ -76,14 +79,14 @@ class _Plan(Plan):
         layout: AttentionLayout,
         write_slots_T: torch.Tensor,
         kernels: dict[LayerStore, Kernel],
+        *,
+        is_compiled: bool,
     ) -> None:
         super().__init__(kv, layout, write_slots_T)
         self._kernels = kernels
         self._lanes = context_lanes(layout)
         self._node_lanes: Lanes | None = None
         if layout.nodes is not None:
-            is_compiled = all(isinstance(each, CompiledAttention) for each in kernels.values())
-            is_compiled &= not any(isinstance(each, CompressedStore) for each in kv.stores)
             self._node_lanes = node_lanes(layout, layout.nodes, may_repeat=is_compiled)
         self._queries: dict[LayerStore, TiledQueries | _CompiledQueries] = {}
         self._compressed: CompressedPlan | None = None

@@ -253,26 +253,6 @@ void eyas_keep_best(const int64_t *roots, ptrdiff_t num, const int64_t *pool_tok
     }
 }
 
-/* The id of the largest logit of each row, of equal ones the first; -1 if it is infinite, or if a logit is no
-   number. */
-void eyas_best(const float *logits, ptrdiff_t row_stride, ptrdiff_t num, ptrdiff_t size, int64_t *best)
-{
-    for (ptrdiff_t row = 0; row < num; row++) {
-        const float *const x = logits + row * row_stride;
-        float most = -INFINITY;
-        int is_number = 1;
-        for (ptrdiff_t i = 0; i < size; i++) {
-            most = x[i] > most ? x[i] : most;
-            is_number &= x[i] == x[i];
-        }
-        int64_t at = -1;
-        if (is_number && isfinite(most))
-            for (at = 0; x[at] != most;)
-                at++;
-        best[row] = at;
-    }
-}
-
 /* What noise is keyed with: [R] each. */
 struct keys {
     const int64_t *seeds, *positions, *choices;
@@ -298,29 +278,34 @@ static float gumbel(uint32_t word)
     return -logf(-log1pf(-(uniform < highest ? uniform : highest)));
 }
 
-static float noise_of(const struct keys *of, ptrdiff_t row, int64_t id)
-{
+/* The noise of a row, whose last four words are kept. */
+struct noise {
+    const struct keys *of;
+    ptrdiff_t row;
+    int64_t counter; /* of the words; -1 before the first ones */
     uint32_t word[4];
-    philox((uint64_t)of->seeds[row], (uint32_t)of->positions[row], (uint32_t)(id / 4), (uint32_t)of->choices[row],
-           word);
-    return gumbel(word[id % 4]);
+};
+
+static float noise_of(struct noise *own, int64_t id)
+{
+    const struct keys *const of = own->of;
+    const ptrdiff_t row = own->row;
+    if (id / 4 != own->counter) {
+        own->counter = id / 4;
+        philox((uint64_t)of->seeds[row], (uint32_t)of->positions[row], (uint32_t)own->counter,
+               (uint32_t)of->choices[row], own->word);
+    }
+    return gumbel(own->word[id % 4]);
 }
 
 /* The noise of ids [R][K], or of the first K ids of each row: [R][K]. */
 void eyas_gumbel(const struct keys *of, ptrdiff_t num, const int64_t *ids, ptrdiff_t size, float *noise)
 {
-    uint32_t word[4];
-    for (ptrdiff_t row = 0; row < num; row++)
-        for (ptrdiff_t k = 0; k < size; k++) {
-            if (ids) {
-                noise[row * size + k] = noise_of(of, row, ids[row * size + k]);
-                continue;
-            }
-            if (k % 4 == 0)
-                philox((uint64_t)of->seeds[row], (uint32_t)of->positions[row], (uint32_t)(k / 4),
-                       (uint32_t)of->choices[row], word);
-            noise[row * size + k] = gumbel(word[k % 4]);
-        }
+    for (ptrdiff_t row = 0; row < num; row++) {
+        struct noise own = {of, row, -1, {0}};
+        for (ptrdiff_t k = 0; k < size; k++)
+            noise[row * size + k] = noise_of(&own, ids ? ids[row * size + k] : k);
+    }
 }
 
 /* The `children` best of x, of equal ones the first, best first. Returns whether all are numbers. */
@@ -386,19 +371,11 @@ void eyas_top_tokens_with_noise(const float *logits, ptrdiff_t row_stride, ptrdi
             most = scratch[i] > most ? scratch[i] : most;
         }
         const float shift = log_sum(scratch, size, most);
-        uint32_t word[4];
-        int64_t drawn = -1;
+        struct noise own = {of, row, -1, {0}};
         for (ptrdiff_t i = 0; i < size; i++) {
             scratch[i] -= shift;
-            if (!betas || !(temperature > 0.0f))
-                continue;
-            const int64_t id = target_ids ? target_ids[i] : i;
-            if (id / 4 != drawn) {
-                drawn = id / 4;
-                philox((uint64_t)of->seeds[row], (uint32_t)of->positions[row], (uint32_t)drawn,
-                       (uint32_t)of->choices[row], word);
-            }
-            scratch[i] = betas[row] * (scratch[i] + gumbel(word[id % 4]));
+            if (betas && temperature > 0.0f)
+                scratch[i] = betas[row] * (scratch[i] + noise_of(&own, target_ids ? target_ids[i] : i));
         }
         int64_t *const best = ids + row * children;
         float *const score = scores + row * children;
@@ -412,10 +389,11 @@ void eyas_top_tokens_with_noise(const float *logits, ptrdiff_t row_stride, ptrdi
     }
 }
 
-/* As eyas_best, of logits plus noise in the rows whose temperature is above 0. span: what is further below the
-   largest logit cannot win. */
-void eyas_best_with_noise(const float *logits, ptrdiff_t row_stride, ptrdiff_t num, ptrdiff_t size,
-                          const struct keys *of, const float *temperatures, float span, int64_t *best)
+/* The id of the largest logit of each row, plus noise in those whose temperature is above 0; of equal ones the
+   first; -1 if the largest logit is infinite, or if one is no number. temperatures: [R]; NULL are zeros. span: what is
+   further below the largest logit cannot win. */
+void eyas_best(const float *logits, ptrdiff_t row_stride, ptrdiff_t num, ptrdiff_t size, const struct keys *of,
+               const float *temperatures, float span, int64_t *best)
 {
     for (ptrdiff_t row = 0; row < num; row++) {
         const float *const x = logits + row * row_stride;
@@ -428,23 +406,17 @@ void eyas_best_with_noise(const float *logits, ptrdiff_t row_stride, ptrdiff_t n
         best[row] = -1;
         if (!is_number || !isfinite(most))
             continue;
-        if (!(temperatures[row] > 0.0f)) {
+        if (!temperatures || !(temperatures[row] > 0.0f)) {
             for (best[row] = 0; x[best[row]] != most;)
                 best[row]++;
             continue;
         }
-        uint32_t word[4];
-        ptrdiff_t drawn = -1;
+        struct noise own = {of, row, -1, {0}};
         float highest = -INFINITY;
         for (ptrdiff_t i = 0; i < size; i++) {
             if (!(x[i] >= most - span))
                 continue;
-            if (i / 4 != drawn) {
-                drawn = i / 4;
-                philox((uint64_t)of->seeds[row], (uint32_t)of->positions[row], (uint32_t)drawn,
-                       (uint32_t)of->choices[row], word);
-            }
-            const float value = x[i] + gumbel(word[i % 4]);
+            const float value = x[i] + noise_of(&own, i);
             if (value > highest) {
                 highest = value;
                 best[row] = i;

@@ -319,7 +319,7 @@ class CompiledSteps:
         call(
             "eyas::best",
             self._library.eyas_best,
-            *(logits_RV, logits_RV.stride(0), *logits_RV.shape, best_R),
+            *(logits_RV, logits_RV.stride(0), *logits_RV.shape, None, None, 0.0, best_R),
         )
         return best_R
 
@@ -358,8 +358,8 @@ class CompiledSteps:
         logits_RV = _logits(logits_RV)
         best_R = _numbers(len(logits_RV))
         call(
-            "eyas::best_with_noise",
-            self._library.eyas_best_with_noise,
+            "eyas::best",
+            self._library.eyas_best,
             *(logits_RV, logits_RV.stride(0), *logits_RV.shape, _keys(keys)),
             *(temperature_R, span),
             best_R,
@@ -500,13 +500,12 @@ _ARGUMENTS: dict[str, tuple[object, ...]] = {
         *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
     ),
     "top_tokens": (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER),
-    "best": (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER),
     "top_tokens_with_noise": (
         *(_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, ctypes.POINTER(_Keys), _POINTER, _POINTER),
         *(_SIZE, _POINTER, _POINTER, _POINTER),
     ),
     "gumbel": (ctypes.POINTER(_Keys), _SIZE, _POINTER, _SIZE, _POINTER),
-    "best_with_noise": (
+    "best": (
         *(_POINTER, _SIZE, _SIZE, _SIZE, ctypes.POINTER(_Keys), _POINTER, ctypes.c_float),
         _POINTER,
     ),
