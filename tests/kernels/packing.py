@@ -10,7 +10,7 @@ from eyas.kernels import gemm
 from eyas.kernels.activation import gated_silu
 from eyas.kernels.packed import STEP, Layout, PackedWeight
 from eyas.kernels.tiles import Tile
-from eyas.ops.dequantise import dequantised
+from eyas.ops.dequantise import arrange, dequantised
 
 LAYOUTS = (
     Layout("fp8", 128, 128),
@@ -42,6 +42,11 @@ def random_weight(
     return PackedWeight(
         layout, weight.numbers.to(device), weight.scales.to(device), shape[-1], dtype
     )
+
+
+def stored_fp8(numbers: torch.Tensor) -> torch.Tensor:
+    """These FP8 numbers [..., I], uint8, as a weight holds them, with 0 in the place of NaN."""
+    return arrange(numbers.masked_fill((numbers & 0x7F) == 0x7F, 0), "fp8")
 
 
 def plain_tile(tile: Tile, layout: Layout, device: torch.device) -> Tile:

@@ -10,7 +10,7 @@ import torch
 from eyas.kernels import experts, gemm
 from eyas.kernels.packed import Layout
 from eyas.kernels.tiles import Tile
-from eyas.ops.dequantise import dequantised, fp4_bytes, fp4_numbers
+from eyas.ops.dequantise import dequantised, fp4_bytes, fp4_numbers, fp8_bytes, fp8_pairs
 from tests.kernels.packing import (
     LAYOUTS,
     expected_gated,
@@ -18,6 +18,7 @@ from tests.kernels.packing import (
     expected_sums,
     plain_tile,
     random_weight,
+    stored_fp8,
 )
 from tests.thorough import drawn
 
@@ -147,7 +148,7 @@ def test_every_number_has_its_value(kind: str) -> None:
     codes = torch.arange(256, dtype=torch.uint8)
     weight.numbers.copy_(codes.repeat(64, 2)[:, : weight.numbers.shape[1]])
     if kind == "fp8":
-        weight.numbers[(weight.numbers & 0x7F) == 0x7F] = 0
+        weight.numbers.copy_(stored_fp8(codes))
         weight.scales.copy_(torch.logspace(-30, 30, 64)[:, None])
     elif kind == "mxfp4":
         weight.scales.view(torch.uint8).copy_(torch.arange(64 * 8).remainder(250).view(64, 8))
@@ -159,6 +160,19 @@ def test_every_number_has_its_value(kind: str) -> None:
         x_TI = torch.zeros(1, 256)
         x_TI[0, column] = 1.0
         assert torch.equal(gemm.product(x_TI, weight)[0], plain_OI[:, column])
+
+
+def test_bits_of_fp8_are_where_instructions_look_for_them() -> None:
+    """The second number of each pair as bfloat16 has it, the first after shifts in both directions."""
+    numbers = torch.randint(0, 256, (7, 500), dtype=torch.uint8)
+    stored = fp8_pairs(numbers)
+    assert torch.equal(fp8_bytes(stored), numbers)
+    low, high = stored.int().unflatten(-1, (-1, 2)).unbind(-1)
+    halves = low | high << 8
+    wanted = (numbers.int() >> 7) << 15 | (numbers.int() & 0x7F) << 4
+    assert torch.equal(halves & 0x87F0, wanted[:, 1::2])
+    first = (halves << 4 & 0x80F0) | (halves >> 4 & 0x0700)
+    assert torch.equal(first, wanted[:, ::2])
 
 
 def test_bits_of_fp4_are_where_instructions_look_for_them() -> None:

@@ -180,7 +180,8 @@ class PackedWeight:
         self.numbers.random_(0, 256, generator=generator)
         scale = std / DEVIATIONS[self.layout.kind]
         if self.layout.kind == "fp8":
-            self.numbers.bitwise_and_(0xBF)  # below 2, and none of them NaN
+            # The upper bits of both exponents (`ops.dequantise.fp8_pairs`): all below 2, none NaN.
+            self.numbers[..., 1::2].bitwise_and_(0xBB)
             self.scales.fill_(scale)
         elif self.layout.kind == "mxfp4":
             exponent = 127 + round(math.log2(scale))

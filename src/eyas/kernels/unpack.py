@@ -28,34 +28,44 @@ INTEGER_UNIT = tl.constexpr(8388608.0)
 """An integer below 2^23 in the lower bits of this float32 is added to it."""
 
 
-def _fp8_pairs(shift: str, bits: str, unit: str, kind: str) -> str:
-    """The instructions that make the pairs of bytes (0, 2) and (1, 3) of a word.
+def _fp8_pairs(size: int, unit: str, kind: str) -> str:
+    """The instructions that make the pairs of numbers 0 and 1 of both halves of a word.
 
-    shift: left and right, of bytes 0 and 2 and of 1 and 3. bits: without the sign, of both halves.
-    unit: what the pair is multiplied by. kind: of the pair.
+    size: how many places the kind's end of an exponent is above bfloat16's. unit: what a pair is
+    multiplied by. kind: of the pair.
     """
-    left, right = shift.split()
-    return f"""
-        {{
-        .reg .b32 low, high, part;
-        shl.b32 part, $4, {left};
-        and.b32 part, part, {bits};
-        shl.b32 low, $4, 8;
-        lop3.b32 low, low, 0x80008000, part, 0xEA;
-        shr.u32 part, $4, {right};
-        and.b32 part, part, {bits};
-        lop3.b32 high, $4, 0x80008000, part, 0xEA;
-        mov.b32 part, {unit};
-        mul.rn.{kind} low, low, part;
-        mul.rn.{kind} high, high, part;
-        mov.b32 {{$0, $1}}, low;
-        mov.b32 {{$2, $3}}, high;
-        }}
-    """
+    sizes = f"0x{0x07F0 << size:04X}{0x07F0 << size:04X}"
+    both = f"0x{0x8000 | 0x07F0 << size:04X}{0x8000 | 0x07F0 << size:04X}"
+    top = f"0x{0x0700 << size:04X}{0x0700 << size:04X}"
+    lines = [
+        ".reg .b32 first, second, part;",
+        f"shl.b32 first, $4, {4 + size};",
+        f"shr.u32 part, $4, {4 - size};",
+        f"lop3.b32 first, part, first, {top}, 0xE4;",  # where the mask is set bits of part
+    ]
+    if size == 0:
+        lines += [f"and.b32 first, first, {both};", f"and.b32 second, $4, {both};"]
+    else:
+        lines += [
+            "shl.b32 part, $4, 4;",
+            f"lop3.b32 first, first, part, {sizes}, 0xE4;",
+            f"and.b32 first, first, {both};",
+            f"shl.b32 part, $4, {size};",
+            f"lop3.b32 second, part, $4, {sizes}, 0xE4;",
+            f"and.b32 second, second, {both};",
+        ]
+    lines += [
+        f"mov.b32 part, {unit};",
+        f"mul.rn.{kind} first, first, part;",
+        f"mul.rn.{kind} second, second, part;",
+        "mov.b32 {$0, $1}, first;",
+        "mov.b32 {$2, $3}, second;",
+    ]
+    return "\n".join(("{", *lines, "}"))
 
 
-FP8_TO_BFLOAT16 = tl.constexpr(_fp8_pairs("4 4", "0x07F007F0", "0x7B807B80", "bf16x2"))
-FP8_TO_FLOAT16 = tl.constexpr(_fp8_pairs("7 1", "0x3F803F80", "0x5C005C00", "f16x2"))
+FP8_TO_BFLOAT16 = tl.constexpr(_fp8_pairs(0, "0x7B807B80", "bf16x2"))
+FP8_TO_FLOAT16 = tl.constexpr(_fp8_pairs(3, "0x5C005C00", "f16x2"))
 
 
 def _fp4_pairs() -> str:
@@ -92,10 +102,14 @@ FOUR_PAIRS = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r")
 
 
 @triton.jit
-def fp8_number(word, place: tl.constexpr, dtype: tl.constexpr):
-    """The number in a byte of a word."""
-    byte = ((word >> (8 * place)) & 0xFF).to(tl.uint8)
-    return byte.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(dtype)
+def fp8_number(word, slot: tl.constexpr, half: tl.constexpr, dtype: tl.constexpr):
+    """A number of a half of words (`ops.dequantise.fp8_pairs` has their bits)."""
+    pair = word >> (16 * half)
+    if slot == 0:
+        bits = ((pair >> 4) & 0x80) | ((pair >> 8) & 0x70) | (pair & 0x0F)
+    else:
+        bits = ((pair >> 8) & 0x80) | ((pair >> 4) & 0x7F)
+    return bits.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32).to(dtype)
 
 
 @triton.jit
@@ -110,8 +124,8 @@ def fp8_numbers(word_OW, dtype: tl.constexpr):
             FP8_TO_FLOAT16, TWO_PAIRS, [word_OW], dtype=(tl.float16,) * 4, is_pure=True, pack=1
         )
     else:
-        a, b = fp8_number(word_OW, 0, dtype), fp8_number(word_OW, 2, dtype)
-        c, d = fp8_number(word_OW, 1, dtype), fp8_number(word_OW, 3, dtype)
+        a, b = fp8_number(word_OW, 0, 0, dtype), fp8_number(word_OW, 0, 1, dtype)
+        c, d = fp8_number(word_OW, 1, 0, dtype), fp8_number(word_OW, 1, 1, dtype)
     rows: tl.constexpr = word_OW.shape[0]
     words: tl.constexpr = word_OW.shape[1]
     pairs = tl.join(tl.join(a, c), tl.join(b, d))

@@ -31,6 +31,8 @@ holds a number, and in its upper half the one that stands 32 columns behind it. 
 finds its part of the left operand of several matrix instructions in 16 bytes: of 16 columns it needs
 2 t and 2 t + 1 and those 8 behind them (t is 0 to 3). Pairs are in the halves of a word: "fp8" has two
 of them, 8 columns apart, "mxfp4" four, 32 columns apart, one of each block."""
+FP8_KEPT = -0x7FF1
+"""The bits of a pair of FP8 numbers, 0x800F as an int16, that are stored where they are."""
 
 
 def dequantised(weight: Weight) -> torch.Tensor:
@@ -79,9 +81,28 @@ def arrange(numbers: torch.Tensor, kind: Kind) -> torch.Tensor:
     wide = F.pad(numbers.to(torch.uint8), (0, -numbers.shape[-1] % STEP))
     places = _permuted(wide.unflatten(-1, (-1, *shape)), order)
     stored = places.flatten(-len(shape) - 1)
-    if kind == "mxfp4":
-        return fp4_bytes(stored)
-    return stored if kind == "fp8" else stored[..., ::2] | (stored[..., 1::2] << 4)
+    if kind == "fp8":
+        return fp8_pairs(stored)
+    return fp4_bytes(stored) if kind == "mxfp4" else stored[..., ::2] | (stored[..., 1::2] << 4)
+
+
+def fp8_pairs(numbers: torch.Tensor) -> torch.Tensor:
+    """Return FP8 numbers, uint8, with the bits of each two of the last dimension in other places.
+
+    As 16 bits, from the highest: the sign of number 1, the upper three bits of 0's size, the sign of 0,
+    1's size (seven bits) and the lower four bits of 0's size. So 1 is where bfloat16 has a sign and the
+    end of an exponent, and the bits of 0 get there by shifts of 4 in both directions.
+    """
+    pairs = numbers.contiguous().view(torch.int16)
+    moved = (pairs >> 4 & 0x07F0) | (pairs << 4 & 0x0800) | (pairs << 8 & 0x7000)
+    return moved.bitwise_or_(pairs & FP8_KEPT).view(torch.uint8)
+
+
+def fp8_bytes(stored: torch.Tensor) -> torch.Tensor:
+    """Return the numbers that `fp8_pairs` has stored."""
+    pairs = stored.contiguous().view(torch.int16)
+    moved = (pairs << 4 & 0x7F00) | (pairs >> 4 & 0x0080) | (pairs >> 8 & 0x0070)
+    return moved.bitwise_or_(pairs & FP8_KEPT).view(torch.uint8)
 
 
 def fp4_bytes(numbers: torch.Tensor) -> torch.Tensor:
@@ -116,7 +137,9 @@ def fp4_numbers(stored: torch.Tensor) -> torch.Tensor:
 def _in_order(weight: PackedWeight) -> torch.Tensor:
     """Return the numbers of a weight [..., O, I], uint8."""
     kind, numbers = weight.layout.kind, weight.numbers
-    if kind == "mxfp4":
+    if kind == "fp8":
+        numbers = fp8_bytes(numbers)
+    elif kind == "mxfp4":
         numbers = fp4_numbers(numbers)
     elif kind == "int4":
         numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
