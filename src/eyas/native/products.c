@@ -17,6 +17,9 @@
 #define ROWS 6     /* of the largest tile */
 #define CHUNK 48   /* rows whose columns stay in the cache for all panels of a group */
 #define DEPTH 1024 /* columns of a panel that stay in the cache for all rows of a chunk */
+#define NEAR 98304 /* bytes between tiles up to which the next one is prefetched into the nearer caches */
+#define AHEAD 3072 /* bytes of a longer tile's panels that are prefetched */
+#define LINE 64    /* bytes of a line of a cache */
 #define LEVELS 4   /* sums of a tree over MOST_PIECES pieces that there are at once */
 #define MOST_PIECES 8
 
@@ -44,6 +47,10 @@ INLINE void run_tile(const int rows, const int panels, const enum kind kind, con
                      const char *w, ptrdiff_t w_stride, ptrdiff_t depth, float *out, ptrdiff_t out_stride,
                      int is_first)
 {
+    const ptrdiff_t size = kind == HALVES ? sizeof(uint16_t) : sizeof(float);
+    const ptrdiff_t tile = panels * w_stride * size;
+    /* Processors fetch ahead within a page alone. One row of a long tile waits for the memory in any case. */
+    const ptrdiff_t ahead = tile <= NEAR ? tile : rows > 1 ? AHEAD : 0;
     vec sum[ROWS][GROUP * VECS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
@@ -52,6 +59,12 @@ INLINE void run_tile(const int rows, const int panels, const enum kind kind, con
             sum[r][v] = is_first ? repeat(0.0f) : load(out + r * out_stride + v * LANES);
 #pragma GCC unroll 4
     for (ptrdiff_t k = 0; k < depth; k++) {
+        if (ahead)
+#pragma GCC unroll 4
+            for (int p = 0; p < panels; p++)
+#pragma GCC unroll 4
+                for (ptrdiff_t byte = 0; byte < PANEL * size; byte += LINE)
+                    __builtin_prefetch(w + (p * w_stride + k * PANEL) * size + byte + ahead);
         if (rows > panels * VECS) { /* the fewer of both are loaded first and stay in registers */
             vec weights[GROUP * VECS];
 #pragma GCC unroll 16
