@@ -11,6 +11,8 @@ from eyas.attention.reference import ReferenceAttention
 from eyas.cache.kv import KVStore
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder, load_model
+from eyas.runner.rows import ForwardRows
+from eyas.runner.runner import ModelRunner
 
 from .tiny import MODELS, expected_logits, make_model, save_model, tokens
 
@@ -41,7 +43,7 @@ class OneSequence:
         for layer in kv.layers:
             layer[1:] = float("nan")  # what was never written must never be read
         if kv.states is not None:
-            kv.states.resize(1, len(TREE_PARENTS))
+            kv.states.resize(2, len(TREE_PARENTS))
         self.backend = ReferenceAttention(kv)
 
     def run(
@@ -122,3 +124,60 @@ def test_nodes_over_slots_match_a_forward_of_their_own_path(pair: Pair, parents:
         text = prompt + [node_tokens[node] for node in path]
         expected = expected_logits(model, text)[-len(path) :]
         assert (found[path] - expected).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("parents", [TREE_PARENTS, [-1], []], ids=["tree", "root", "no node"])
+def test_outputs_that_are_not_read_can_be_left_out(pair: Pair, parents: list[int]) -> None:
+    """The other outputs, and all keys and values, keep their bits."""
+    _, decoder = pair
+    if not decoder.ends_early():
+        last = decoder.spec.num_layers - 1
+        spec = decoder.spec
+        assert spec.latent or spec.hyper or spec.state_of(last) is not None
+        pytest.skip("a layer of another kind is last")
+    found = [_tree_beside_a_chunk(decoder, parents, num) for num in (None, len(parents))]
+    (whole_RV, whole_kv), (logits_RV, kv) = found
+    assert all(map(torch.equal, whole_kv, kv))
+    if parents:
+        assert whole_RV is not None and logits_RV is not None
+        assert torch.equal(whole_RV, logits_RV)
+
+
+def _tree_beside_a_chunk(
+    decoder: Decoder, parents: list[int], num_outputs: int | None
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """Return the logits of a tree that stands before a chunk of another sequence in one forward pass,
+    and what is stored after it. num_outputs: as `ForwardRows`."""
+    sequence, prompt, num = OneSequence(decoder), tokens(70), len(parents)
+    sequence.chunk(prompt[:40], 0)
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    slots_2C = sequence.slots.view(2, -1)
+    own = slots_2C[0, 40 : 40 + num]
+    rooted = bool(num)
+    grid = NodeGrid(
+        torch.arange(num).unsqueeze(0),
+        own.unsqueeze(0),
+        torch.tensor([40]),
+        torch.tensor([parents]) if num > 1 else None,
+    )
+    layout = AttentionLayout(
+        slots_2C,
+        torch.tensor([0, 1])[not rooted :],
+        99,
+        (ContextRun(int(rooted), num, 0, 30),),
+        grid if rooted else None,
+    )
+    rows = ForwardRows(
+        tokens_T=torch.tensor([*tokens(num, seed=2), *prompt[40:]]),
+        positions_T=torch.tensor([*(40 + depth for depth in depths), *range(30)]),
+        write_slots_T=torch.cat([own, slots_2C[1, :30]]),
+        layout=layout,
+        logits_rows_R=torch.arange(num) if rooted else None,
+        num_leading=num,
+        num_outputs=num_outputs,
+    )
+    runner = ModelRunner(decoder, sequence.backend)
+    logits_RV = runner.forward(rows).logits_RV
+    return logits_RV, [layer.nan_to_num(-1.0) for layer in sequence.backend.kv.layers]

@@ -11,7 +11,7 @@ heads, G key/value heads, H head dim, S slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -82,6 +82,11 @@ class AttentionLayout:
     contexts: tuple[ContextRun, ...] = ()
     nodes: NodeGrid | None = None
     chunks: PromptChunks | None = None
+
+    def without_chunks(self) -> AttentionLayout:
+        """Return the layout of the tree nodes alone."""
+        seats_B = self.seats_B[: self.first_chunk_sequence]
+        return replace(self, seats_B=seats_B, contexts=(), chunks=None)
 
     @property
     def prompt_rows(self) -> tuple[int, int] | None:
@@ -154,18 +159,31 @@ class Attend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class OutputRows:
+    """The rows of a forward pass whose outputs are read: the first ones. In the last layer the others
+    store keys and values, and nothing more is computed of them.
+
+    num_rows: 0, or a count that `RowOrder.pad` returns. attend: their planned attention.
+    """
+
+    num_rows: int
+    attend: Attend
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedRows:
     """The rows of a forward pass as a network reads them: padded, with their planned attention.
 
     tokens_T, positions_T: token ids and 0-based positions; T is a count that `RowOrder.pad` returns.
     rank_rows: number of rows of each rank, padding excluded; empty where ranks have no rows of their
-    own.
+    own. outputs: None if the outputs of all rows are read.
     """
 
     tokens_T: torch.Tensor
     positions_T: torch.Tensor
     attend: Attend
     rank_rows: tuple[int, ...] = ()
+    outputs: OutputRows | None = None
 
 
 class AttentionBackend(Protocol):

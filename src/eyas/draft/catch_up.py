@@ -229,6 +229,7 @@ def run_pass(batch: Batch, runs: list[MissingRun]) -> tuple[ForwardRows, torch.T
         write_slots_T=table.slots_AC[seats_T, positions_T],
         layout=layout,
         logits_rows_R=None,
+        num_outputs=0,
     )
     return rows, table.slots_AC[seats_T, (positions_T - 1).clamp(min=0)]
 

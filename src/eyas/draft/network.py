@@ -58,7 +58,8 @@ class DraftNetwork(Protocol):
         """Run the network over rows and store their keys and values.
 
         Returns the float32 logits [R, U] of the wanted rows (None if none are wanted) and the states
-        [T, F] of all rows: the features for rows of the next position (None if the network reads none).
+        [T, F] of all rows, or of those whose outputs are read: the features for rows of the next
+        position (None if the network reads none).
         """
         ...
 
@@ -103,7 +104,8 @@ class ModelNetwork:
     def forward(
         self, rows: ForwardRows, features_TF: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        planned = plan_rows(rows, self._backend, self._order)
+        ends_early = self._model.ends_early()
+        planned = plan_rows(rows, self._backend, self._order, ends_early=ends_early)
         hidden_TD, _ = self._model.forward(planned)
         return wanted_logits(rows, hidden_TD, self._model.logits, self._order), None
 
@@ -189,7 +191,8 @@ class HeadNetwork:
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         assert features_TF is not None, "a head reads features"
         num_rows = len(rows.tokens_T)
-        planned = plan_rows(rows, self._backend, self._order)
+        ends_early = self._head.ends_early
+        planned = plan_rows(rows, self._backend, self._order, ends_early=ends_early)
         missing = len(planned.tokens_T) - num_rows
         if missing:
             features_TF = torch.nn.functional.pad(features_TF, (0, 0, 0, missing))

@@ -266,12 +266,13 @@ class Launcher:
         """Report a landed step to its drafter: the time it took, and which nodes were accepted.
 
         Returns that time, in seconds from the landing of the step before, or from the step's start. It
-        is None if a graph was captured meanwhile, which other steps do not do.
+        is None if a graph was captured meanwhile, or is captured in later steps: those take less time.
         """
         now = time.perf_counter()
         taken: float | None = now - max(flight.started, self._landed_at)
         self._landed_at = now
-        if self._num_captured != flight.num_captured:
+        is_early = flight.planned is not None and flight.planned.precedes_capture
+        if is_early or self._num_captured != flight.num_captured:
             taken = None
         landed, tree, drafter = flight.landed, flight.proposed, flight.drafter
         has_failed = flight.error is not None or flight.verdict is None

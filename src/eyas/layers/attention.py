@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from eyas.attention.base import Attend
+from eyas.attention.base import Attend, OutputRows
 from eyas.kernels.packed import by_row
 from eyas.layers.compute import Compute
 from eyas.layers.layouts import Layouts, common
@@ -154,9 +154,17 @@ class SelfAttention:
             )
 
     def __call__(
-        self, layer: int, x_TI: torch.Tensor, angles: Angles, attend: Attend
-    ) -> torch.Tensor:
-        """Return the parts of the block's output (`Linear.parts`) for an input [T, I]."""
+        self,
+        layer: int,
+        x_TI: torch.Tensor,
+        angles: Angles,
+        attend: Attend,
+        outputs: OutputRows | None = None,
+    ) -> torch.Tensor | None:
+        """Return the parts of the block's output (`Linear.parts`) for an input [T, I].
+
+        outputs: the rows that have an output; None is all. Returns None where no row has one.
+        """
         heads, gate = self._project(x_TI), None
         if self._has_output_gate:
             heads, gate = heads.tensor_split([-self._output_width], -1)
@@ -165,6 +173,11 @@ class SelfAttention:
         q_TNH = rotate_and_store(
             heads, angles, attend.destination(layer), *self._num_heads, self._norm
         )
+        if outputs is not None:
+            if not outputs.num_rows:
+                return None
+            attend, q_TNH = outputs.attend, q_TNH[: outputs.num_rows]
+            gate = None if gate is None else gate[..., : outputs.num_rows, :]
         out_TX = attend(layer, q_TNH, self._sinks_N).reshape(-1, self._output_width)
         if gate is not None:
             out_TX = gate_heads(out_TX, gate)

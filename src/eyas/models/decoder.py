@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from eyas.attention.base import PlannedRows
+from eyas.attention.base import OutputRows, PlannedRows
 from eyas.kernels.packed import bytes_of
 from eyas.layers.attention import SelfAttention
 from eyas.layers.compute import Compute
@@ -132,6 +132,11 @@ class DecoderLayer:
         self._attention.seal()
         self._mlp.seal()
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether the layer can leave out outputs that are not read (`__call__`)."""
+        return isinstance(self._attention, SelfAttention)
+
     def __call__(
         self,
         stream_TD: torch.Tensor,
@@ -139,13 +144,16 @@ class DecoderLayer:
         angles: Angles,
         rows: PlannedRows,
         input_TI: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        outputs: OutputRows | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Run the layer, leaving the sum of its feed-forward block to the next norm of the stream.
 
         parts: the output of the layer before, as parts of a sum that are not yet added to `stream_TD`.
-        input_TI: the input of attention; None is the (normalised) stream.
+        input_TI: the input of attention; None is the (normalised) stream. outputs: the rows that have
+        an output; None is all. Of the others keys and values are stored.
         Returns the stream at the layer's input, with `parts` added [T, D]; the stream after attention
-        [T, D]; and the parts of the feed-forward output, not yet added.
+        [T, D]; and the parts of the feed-forward output, not yet added. The last two have the rows with
+        an output; parts are None if there are none.
         """
         if self._attention_norm is not None:
             stream_TD, normed_TD = self._attention_norm.add(stream_TD, parts)
@@ -153,7 +161,11 @@ class DecoderLayer:
         else:
             stream_TD = added(stream_TD, parts)
             input_TI = stream_TD if input_TI is None else input_TI
-        attended = self._attention(self._index, input_TI, angles, rows.attend)
+        before_TD, attended = stream_TD, self._attend(input_TI, angles, rows, outputs)
+        if outputs is not None:
+            stream_TD = stream_TD[: outputs.num_rows]
+        if attended is None:
+            return before_TD, stream_TD, None
         if self._attention_output_norm is not None:
             attended = self._attention_output_norm.of_parts(attended)
         if self._mlp_norm is not None:
@@ -163,7 +175,21 @@ class DecoderLayer:
         parts = self._mlp(normed_TD, rows)
         if self._mlp_output_norm is not None:
             parts = self._mlp_output_norm.of_parts(parts)
-        return stream_TD, after_TD, parts
+        return before_TD, after_TD, parts
+
+    def _attend(
+        self,
+        input_TI: torch.Tensor,
+        angles: Angles,
+        rows: PlannedRows,
+        outputs: OutputRows | None,
+    ) -> torch.Tensor | None:
+        """Return the parts of the output of attention; None if no row has one."""
+        attention = self._attention
+        if outputs is None:
+            return attention(self._index, input_TI, angles, rows.attend)
+        assert isinstance(attention, SelfAttention), "`ends_early` says so"
+        return attention(self._index, input_TI, angles, rows.attend, outputs)
 
 
 def _new_attention(
@@ -307,6 +333,12 @@ class Decoder:
         self._norm.seal()
         self.head.seal()
 
+    def ends_early(self, taps: Sequence[int] = ()) -> bool:
+        """Return whether `forward` leaves out outputs that are not read (`PlannedRows.outputs`)."""
+        last = self._layers[-1]
+        is_able = isinstance(last, DecoderLayer) and last.ends_early
+        return is_able and all(tap < len(self._layers) for tap in taps)
+
     def forward(
         self,
         rows: PlannedRows,
@@ -317,7 +349,8 @@ class Decoder:
         taps: numbers of layers after which to return the residual stream; 0 is the embedding, the
         number of layers plus 1 is the output of the final norm.
         Returns the output of the final norm [T, D], and a tensor for each of `taps`, in order: [T, D],
-        or [T, M * D] of a model with M residual streams, its final norm excepted.
+        or [T, M * D] of a model with M residual streams, its final norm excepted. What is returned of
+        the last layer has the rows of `rows.outputs` alone, where that is given.
         """
         num_rows = len(rows.tokens_T)
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
@@ -343,10 +376,13 @@ class Decoder:
         streams: dict[int, torch.Tensor] = {}
         for depth, (layer, angles) in enumerate(zip(self._layers, of_layers, strict=True)):
             assert isinstance(layer, DecoderLayer)
-            before_TD, stream_TD, parts = layer(stream_TD, parts, angles, rows)
+            outputs = rows.outputs if depth + 1 == len(self._layers) else None
+            before_TD, stream_TD, parts = layer(stream_TD, parts, angles, rows, outputs=outputs)
             if depth in taps:
                 streams[depth] = before_TD
-        stream_TD, normed_TD = self._norm.add(stream_TD, parts)
+        normed_TD = stream_TD
+        if len(stream_TD):
+            stream_TD, normed_TD = self._norm.add(stream_TD, parts)
         return normed_TD, streams | {len(self._layers): stream_TD}
 
     def logits(self, hidden_RD: torch.Tensor, out_RV: torch.Tensor | None = None) -> torch.Tensor:

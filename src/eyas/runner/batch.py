@@ -189,7 +189,8 @@ class PlannedBatch:
     parameters of sampling can be captured and the shape has occurred often enough; None runs the step
     without graphs. most_prompt_rows: rows of the largest forward pass with prompt chunks that may be
     captured; with 0 none may.
-    captures_at_once: capture the step even if its shape has not occurred.
+    captures_at_once: capture the step even if its shape has not occurred. precedes_capture: later
+    steps of the same shape run from graphs, and this one does not.
     """
 
     def __init__(
@@ -213,6 +214,7 @@ class PlannedBatch:
         self._levels = levels or width
         self._max_length = max_length
         self._graphs: StepGraphs | None = None
+        self.precedes_capture = False
         self._captures_prompts = False
         self._is_prepared = False
         num, num_prompt_rows = len(self._rooted), num_context_rows(self._chunks)
@@ -240,6 +242,7 @@ class PlannedBatch:
             sizes = replace(own, num_sequences=num)
             shape = num, own.width, length, signature
             if not graphs.captures(shape, at_once=at_once):
+                self.precedes_capture = True
                 return
         self._graphs, self._sizes, self._max_length = graphs, sizes, length
         self._is_prepared = graphs.prepares and not at_once

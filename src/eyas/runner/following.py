@@ -148,6 +148,7 @@ class Follower:
             layout=layout,
             logits_rows_R=wanted_R,
             num_leading=message.num_leading,
+            num_outputs=message.num_outputs,
             ranks=tuple(message.ranks),
         )
 

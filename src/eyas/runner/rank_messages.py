@@ -24,16 +24,17 @@ WindowChange = Literal["assign", "assign_first", "clear"]
 class ForwardMessage(msgspec.Struct, frozen=True, tag="forward", array_like=True):
     """The sizes of a forward pass; a tensor with its numbers follows.
 
-    num_logits: rows whose logits are wanted; None is none. num_leading, max_position: as `ForwardRows`
-    its layout. num_seats, num_sequences, num_columns: A, B and L of the sequence table's part.
-    contexts: prompt chunks. grid: sequences and nodes of each, where there are nodes. has_parents: they
-    are trees. ranks: as `ForwardRows`. taps: layers whose output rank 0 asks for. capture: the number
-    of the CUDA graph that this pass is captured in; None runs it.
+    num_logits: rows whose logits are wanted; None is none. num_leading, num_outputs, max_position: as
+    `ForwardRows` and its layout. num_seats, num_sequences, num_columns: A, B and L of the sequence
+    table's part. contexts: prompt chunks. grid: sequences and nodes of each, where there are nodes.
+    has_parents: they are trees. ranks: as `ForwardRows`. taps: layers whose output rank 0 asks for.
+    capture: the number of the CUDA graph that this pass is captured in; None runs it.
     """
 
     num_rows: int
     num_logits: int | None
     num_leading: int
+    num_outputs: int | None
     max_position: int
     num_seats: int
     num_sequences: int
@@ -131,6 +132,7 @@ def describe(
         num_rows=len(rows.tokens_T),
         num_logits=None if wanted_R is None else len(wanted_R),
         num_leading=rows.num_leading,
+        num_outputs=rows.num_outputs,
         max_position=layout.max_position,
         num_seats=len(layout.slots_AC),
         num_sequences=len(layout.seats_B),

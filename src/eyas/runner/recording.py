@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 FORWARD = "forward"
 """The stage without which recording is of no use."""
-RECORDED_AT = 4
+RECORDED_AT = 2
 """The occurrence of a step's shape that is recorded: it takes about twice as long."""
 MOST_CHANGES = 8
 """How often a recording may be found to go another way before it is not replayed any more."""

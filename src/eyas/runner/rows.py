@@ -26,8 +26,10 @@ class ForwardRows:
     """The input of one forward pass; its tensors of rows are contiguous.
 
     logits_rows_R: indices of the R rows whose logits are computed; None if there are none.
-    num_leading: how many of them are the first rows of the forward pass, in order. ranks: of each
-    sequence of the layout, where ranks have sequences of their own; empty is the first rank's.
+    num_leading: how many of them are the first rows of the forward pass, in order. num_outputs: how
+    many rows have outputs that are read: the first ones, which are the layout's nodes; None is all.
+    ranks: of each sequence of the layout, where ranks have sequences of their own; empty is the first
+    rank's.
     """
 
     tokens_T: torch.Tensor
@@ -36,6 +38,7 @@ class ForwardRows:
     layout: AttentionLayout
     logits_rows_R: torch.Tensor | None
     num_leading: int = 0
+    num_outputs: int | None = None
     ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -117,6 +120,7 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
         layout=layout,
         logits_rows_R=logits_rows_R if len(logits_rows_R) else None,
         num_leading=num_node_rows,
+        num_outputs=None if wanted or not batch.stores_context else num_node_rows,
         ranks=tuple(ranks),
         num_node_rows=num_node_rows,
         sampling=_sampling_rows(batch, tree, nodes.sequence_R, nodes.node_R, nodes.position_R),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from eyas.attention.base import AttentionBackend, PlannedRows
+from eyas.attention.base import AttentionBackend, OutputRows, PlannedRows
 from eyas.cache.slots import NULL_SLOT
 from eyas.kernels import usable
 from eyas.layers.row_order import RowOrder
@@ -44,15 +44,24 @@ def plan_rows(
     backend: AttentionBackend,
     order: RowOrder,
     rank_rows: tuple[int, ...] = (),
+    *,
+    ends_early: bool = False,
 ) -> PlannedRows:
     """Pad the rows of a forward pass to a count with a fixed reduction order, and plan its
-    attention. rank_rows: as `PlannedRows`."""
+    attention. rank_rows: as `PlannedRows`. ends_early: the network computes no outputs that are not
+    read."""
     tokens_T, positions_T, slots_T = rows.tokens_T, rows.positions_T, rows.write_slots_T
     missing = order.pad(len(tokens_T)) - len(tokens_T)
     if missing:
         tokens_T, positions_T = pad(tokens_T, (0, missing)), pad(positions_T, (0, missing))
         slots_T = pad(slots_T, (0, missing), value=NULL_SLOT)
-    return PlannedRows(tokens_T, positions_T, backend.plan(rows.layout, slots_T), rank_rows)
+    attend, outputs = backend.plan(rows.layout, slots_T), None
+    if ends_early and rows.num_outputs is not None:
+        num_rows = order.pad(rows.num_outputs) if rows.num_outputs else 0
+        if num_rows < len(tokens_T):
+            layout, slots_R = rows.layout.without_chunks(), slots_T[:num_rows]
+            outputs = OutputRows(num_rows, backend.plan(layout, slots_R) if num_rows else attend)
+    return PlannedRows(tokens_T, positions_T, attend, rank_rows, outputs)
 
 
 def wanted_logits(
@@ -124,7 +133,10 @@ class ModelRunner:
 
     def _forward(self, rows: ForwardRows, taps: tuple[int, ...]) -> Output:
         share = AllRows(rows) if self._sequences is None else self._sequences.own(rows)
-        planned = plan_rows(share.rows, self.backend, self.order, share.rank_rows)
+        ends_early = self._sequences is None and self.model.ends_early(taps)
+        planned = plan_rows(
+            share.rows, self.backend, self.order, share.rank_rows, ends_early=ends_early
+        )
         hidden_TD, tapped = self.model.forward(planned, taps)
         if rows.logits_rows_R is not None:
             hidden_TD = share.everywhere(hidden_TD)

@@ -42,6 +42,10 @@ class HyperHead(DraftHead):
             *((f"layers.{index}.", layer) for index, layer in enumerate(self._stream_layers)),
         ]
 
+    @property
+    def ends_early(self) -> bool:
+        return False
+
     def forward(
         self, rows: PlannedRows, features_TF: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:

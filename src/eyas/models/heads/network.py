@@ -134,10 +134,16 @@ class DraftHead:
             states_TI = torch.nn.functional.pad(states_TI, (0, 0, 0, num_padding))
         return self._fc(states_TI)[:num_rows]
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether `forward` leaves out outputs that are not read (`PlannedRows.outputs`)."""
+        return self._layers[-1].ends_early
+
     def forward(
         self, rows: PlannedRows, features_TF: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the input of `logits` [T, D], and the features [T, F] of the next level's rows.
+        """Return the input of `logits` [T, D], and the features [T, F] of the next level's rows; of the
+        rows of `rows.outputs` alone, where that is given.
 
         features_TF: from `combine` for the position before each row's token, or returned by this
         method for the token's parent.
@@ -153,9 +159,12 @@ class DraftHead:
             stream_TD = joined_T2D[:, first : first + self.feature_size].contiguous()
         angles = self._rope.at(rows.positions_T)
         parts = None
-        for layer in self._layers:
-            _, stream_TD, parts = layer(stream_TD, parts, angles, rows, joined_T2D)
+        for index, layer in enumerate(self._layers):
+            outputs = rows.outputs if index + 1 == spec.num_layers else None
+            _, stream_TD, parts = layer(stream_TD, parts, angles, rows, joined_T2D, outputs)
             joined_T2D = None
+        if not len(stream_TD):
+            return stream_TD, stream_TD
         if spec.final_norm:
             stream_TD, hidden_TD = self._norms["norm"].add(stream_TD, parts)
         else:
