@@ -36,6 +36,7 @@ SAMPLING, COPIES, OTHERS = "sampling, verify", "copies", "small kernels"
 kernels."""
 OWN_FILES = {
     "gemm": GEMMS,
+    "gemm_packed_stages": GEMMS,
     "gemm_persistent": GEMMS,
     "gemm_warpgroups": GEMMS,
     "experts": GEMMS,

@@ -9,7 +9,7 @@ import torch
 
 from eyas.kernels import experts, gemm
 from eyas.kernels.packed import Layout, PackedWeight
-from eyas.kernels.tiles import MANY_ROWS, PACKED_TILES, tiles_for
+from eyas.kernels.tiles import MANY_ROWS, PACKED_TILES, STAGED_TILES, tiles_for
 from eyas.layers.compute import Compute
 from eyas.layers.gemm.products import Products
 from eyas.layers.gemm.variants import PARTS_SPLITS
@@ -36,7 +36,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 CUDA = torch.device("cuda")
-ALL_TILES = tuple(dict.fromkeys(tile for _, tiles in PACKED_TILES for tile in tiles))
+ALL_TILES = tuple(
+    dict.fromkeys(tile for _, tiles in (*PACKED_TILES, *STAGED_TILES) for tile in tiles)
+)
 PLAIN = tiles_for(64)[0]
 COUNTS = (1, 2, 7, 16, 17, 33, 64, 100, 300)
 

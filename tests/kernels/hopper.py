@@ -26,7 +26,7 @@ from typing import Any
 class Job:
     """kernel: "module:function". signature: type of each argument by name ("*bf16", "*fp32", "*i64",
     "i32", "fp32"); pointers are taken as divisible by 16. constants: of the constexpr arguments.
-    aligned: numbers divisible by 16."""
+    aligned: numbers divisible by 16. most_registers: of a thread; None leaves it to the compiler."""
 
     kernel: str
     signature: dict[str, str]
@@ -34,6 +34,7 @@ class Job:
     num_warps: int = 4
     num_stages: int = 3
     aligned: tuple[str, ...] = field(default=())
+    most_registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,8 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
         attrs=attributes,
     )
     options = {"num_warps": job["num_warps"], "num_stages": job["num_stages"]}
+    if job["most_registers"] is not None:
+        options["maxnreg"] = job["most_registers"]
     knobs.nvidia.dump_ptxas_log = True
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

@@ -27,6 +27,7 @@ from eyas.kernels.tiles import (
     GROUPED_TILES,
     LEAST_OUT,
     PACKED_FOLDED_TILES,
+    STAGED_TILES,
     TILES,
     Tile,
     folded_tiles_for,
@@ -370,6 +371,42 @@ def grouped_job(
     }
     kernel = "eyas.kernels.gemm_warpgroups:grouped_product_kernel"
     return Job(kernel, signature, constants, WARPS, 3, strides)
+
+
+def staged_job(tile: Tile, layout: Layout, out: str, *, gated: bool = False) -> Job:
+    from eyas.kernels.gemm_packed_stages import REGISTERS, WARPS, layouts
+
+    block_out = tile.block_out // 2 if gated else tile.block_out
+    of_rows, of_words = layouts(tile.block_rows, block_out, torch.bfloat16)
+    signature = {
+        "x_blocks": f"tensordesc<bf16[{tile.block_rows},{tile.block_k}],{of_rows!r}>",
+        "word_blocks": f"tensordesc<i32[{block_out},{tile.block_k // 4}],{of_words!r}>",
+    }
+    signature |= {"scales_OG": "*fp32", "bias_O": "*bf16", "out_ZTO": f"*{out}"}
+    strides = ("num_out", "num_columns", "split_columns")
+    signature |= dict.fromkeys((*strides, "num_rows", "scales_stride"), "i32")
+    constants: dict[str, object] = {
+        "SCALE_ROWS": layout.rows,
+        "SCALE_COLUMNS": layout.num_splittable,
+        "STAGES": tile.num_stages,
+        "GATED": gated,
+        "HAS_BIAS": not gated,
+        "PDL": True,
+    }
+    kernel = "eyas.kernels.gemm_packed_stages:staged_product_kernel"
+    return Job(kernel, signature, constants, WARPS, 3, strides, REGISTERS)
+
+
+def test_tiles_of_fp8_by_the_copy_engine_compile_four_to_a_multiprocessor() -> None:
+    by_block, by_row = LAYOUTS[0], LAYOUTS[2]
+    jobs = []
+    for tile in (tile for _, tiles in STAGED_TILES for tile in tiles):
+        jobs.append(staged_job(tile, by_block, "bf16", gated=True))
+        jobs.append(staged_job(tile, by_row, "fp32"))
+    for job, compiled in zip(jobs, compile_for_hopper(*jobs), strict=True):
+        assert compiled.uses_wgmma and compiled.num_spilled == 0, (job, compiled)
+        assert 4 * (compiled.shared + 1024) <= 228 * 1024
+        assert 4 * compiled.num_registers * 2 * 128 <= 65536
 
 
 def test_tiles_by_warpgroups_compile_for_hopper_within_its_means() -> None:

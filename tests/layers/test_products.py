@@ -15,7 +15,12 @@ import pytest
 import torch
 
 from eyas.kernels.packed import Layout
-from eyas.kernels.tiles import GROUPED_TILES, PERSISTENT_FOLDED_TILES, PERSISTENT_TILES
+from eyas.kernels.tiles import (
+    GROUPED_TILES,
+    PERSISTENT_FOLDED_TILES,
+    PERSISTENT_TILES,
+    staged_tiles_for,
+)
 from eyas.layers.gemm.autotune_cache import AutotuneCache
 from eyas.layers.gemm.products import Products
 from eyas.layers.gemm.search import TIE, USUAL, Search, fastest
@@ -460,7 +465,13 @@ def test_packed_weights_have_variants_and_cached_choices_of_their_own() -> None:
         for num_rows in (1, 64, 200, 4096):
             for variant in candidates(product, num_rows, library=True, warpgroups=True):
                 assert variant.tile is not None and not variant.folded
-                assert not variant.tile.by_copy_engine and not variant.tile.by_warpgroups
+                assert not variant.tile.by_warpgroups
+            plain = candidates(product, num_rows, library=True)
+            assert not any(each.tile is None or each.tile.by_copy_engine for each in plain)
+            more = candidates(product, num_rows, library=True, warpgroups=True)[len(plain) :]
+            is_staged = "fp8" in str(product) and num_rows <= 32
+            assert [e.tile for e in more] == list(staged_tiles_for(num_rows) if is_staged else ())
+            assert bool(more) == is_staged
 
 
 def test_fp8_leaves_parts_of_heads_and_packed_sums_are_folded_for_many_rows() -> None:

@@ -329,7 +329,18 @@ def _launch(
     split_width = split_columns(num_columns, num_splits)
     is_packed = isinstance(weight, PackedWeight)
     weight_OI, scales_OG = tensors_of(weight)
-    assert not is_packed or not (tile.by_copy_engine or tile.by_warpgroups)
+    assert not is_packed or not tile.by_warpgroups
+    if is_packed and tile.by_copy_engine:
+        if weight.layout.kind == "fp8" and _is_aligned(x_TI):
+            from eyas.kernels import gemm_packed_stages
+
+            assert num_folded == 1, "these programs fold no sums"
+            gemm_packed_stages.launch(
+                x_TI, weight, bias_O, out, num_out, tile, split_width,
+                num_splits=num_splits, is_gated=is_gated, pdl=pdl,
+            )  # fmt: skip
+            return
+        tile = packed_tiles_for(num_rows, x_TI.dtype)[0]
     if tile.by_warpgroups and _is_aligned(x_TI, weight_OI):
         operands = (x_TI, weight_OI, bias_O, out, num_out, tile, split_width)
         if tile.is_persistent:

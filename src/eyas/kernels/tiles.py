@@ -24,7 +24,8 @@ class Tile:
     """block_out: weight rows of a program, 64 or more, so that tiles use the same instruction.
     block_rows: rows of x. block_k: columns of a step of the loop, a divisor of SPLIT_MULTIPLE; with
     packed weights at least 128.
-    by_copy_engine: blocks of x and weight come through tensor descriptors, where x is aligned.
+    by_copy_engine: blocks of x and weight come through tensor descriptors, where x is aligned; of
+    packed weights those of FP8 alone (`gemm_packed_stages`).
     more_rows: with it, rows that follow the block, whose own height is a power of two.
     by_warpgroups: each warpgroup has GROUP_ROWS of the rows (`gemm_warpgroups`).
     is_persistent: with it, programs compute one tile after another (`gemm_persistent`)."""
@@ -159,6 +160,12 @@ PACKED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
     (MANY_ROWS, (Tile(128, 128, 128, 8, 3), Tile(128, 128, 128, 8, 2))),
 )
 """The tiles for packed weights, in the same form; block_k is a multiple of their step."""
+STAGED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
+    (16, (_fast(Tile(64, 16, 128, 4, 4)),)),
+    (32, (_fast(Tile(64, 32, 128, 4, 3)),)),
+    (MANY_ROWS, ()),
+)
+"""Tiles for FP8 weights that Hopper's copy engine brings (`gemm_packed_stages`), in the same form."""
 PACKED_FOLDED_TILES = (Tile(128, 128, 128, 8, 3),)
 """The tiles for packed weights in products that add their splits themselves."""
 FLOAT32_TILES = (Tile(64, 16, 32, 4, 3), Tile(64, 64, 32, 8, 3))
@@ -202,10 +209,17 @@ def folded_tiles_for(
 
 
 def packed_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:
-    """Return the tiles for packed weights, which neither the copy engine nor warpgroups bring."""
+    """Return the tiles for packed weights that threads bring."""
     if dtype == torch.float32:
         return FLOAT32_TILES if num_rows <= 16 else FLOAT32_TILES[::-1]
     return next(tiles for most_rows, tiles in PACKED_TILES if num_rows <= most_rows)
+
+
+def staged_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:
+    """Return the tiles for FP8 weights that the copy engine brings."""
+    if dtype == torch.float32:
+        return ()
+    return next(tiles for most_rows, tiles in STAGED_TILES if num_rows <= most_rows)
 
 
 def gated_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:

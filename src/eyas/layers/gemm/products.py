@@ -22,8 +22,8 @@ import torch
 
 from eyas.kernels import has_warpgroups, usable
 from eyas.kernels.ahead import CompileProcesses, collecting, is_collecting
-from eyas.kernels.packed import Layout
-from eyas.kernels.tiles import Tile, grouped_tiles_for, persistent_tiles_for
+from eyas.kernels.packed import Layout, Weight
+from eyas.kernels.tiles import Tile, grouped_tiles_for, persistent_tiles_for, staged_tiles_for
 from eyas.layers.gemm.search import Search, search_on
 from eyas.layers.gemm.variants import (
     LIBRARY,
@@ -42,8 +42,14 @@ log = logging.getLogger(__name__)
 
 TRIAL_SIDES = (384, 1088, 192)
 """Output features, input features and rows of the product on which both sides are compared."""
+TRIAL_LAYOUT = Layout("fp8", 128, 128)
 TRIAL_ROWS = 64
 """The library is compared with the variant of our kernel for this many rows."""
+
+
+def _has_own_tiles(product: Product) -> bool:
+    """Whether there are tiles for Hopper devices alone: for stored values and FP8."""
+    return product.layout is None or product.layout.kind == "fp8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class Products:
     _plans: dict[Product, GemmPlan] = field(default_factory=dict)
     _collected: dict[Product, GemmPlan] = field(default_factory=dict)
     _agrees: dict[tuple[int, int, torch.dtype, bool, bool], bool] = field(default_factory=dict)
-    _sides_agree: dict[torch.dtype, bool] = field(default_factory=dict)
+    _tiles_agree: dict[tuple[torch.dtype, bool], bool] = field(default_factory=dict)
 
     def plan(
         self,
@@ -104,9 +110,9 @@ class Products:
         buckets = buckets_up_to(self.max_rows)
         if not is_supported(product.num_in):
             return plan_of((LIBRARY,))
-        warpgroups = product.layout is None and has_warpgroups(self.device)
+        warpgroups = _has_own_tiles(product) and has_warpgroups(self.device)
         if warpgroups:
-            self._try_warpgroups(product.dtype)
+            self._try_warpgroups(product)
         library = product.layout is None
         lists = [
             candidates(product, bucket, library=library, warpgroups=warpgroups)
@@ -129,22 +135,29 @@ class Products:
             self._compile(product, search, search.processes)
         is_packed = product.layout is not None
         library = not is_packed and (not self.exact or self._library_agrees(product))
-        warpgroups = not is_packed and self._warpgroups_agree(product.dtype)
+        warpgroups = self._warpgroups_agree(product)
         return search.variants(product, self.max_rows, library=library, warpgroups=warpgroups)
 
-    def _warpgroups_agree(self, dtype: torch.dtype) -> bool:
-        """Return whether this device has tiles by warpgroups with the bits of all other tiles."""
-        if dtype not in self._sides_agree:
-            self._sides_agree[dtype] = self._try_warpgroups(dtype)
-        return self._sides_agree[dtype]
+    def _warpgroups_agree(self, product: Product) -> bool:
+        """Return whether this device has tiles by warpgroups, or by the copy engine for FP8 weights,
+        with the bits of all other tiles."""
+        if not _has_own_tiles(product):
+            return False
+        key = product.dtype, product.layout is not None
+        if key not in self._tiles_agree:
+            self._tiles_agree[key] = self._try_warpgroups(product)
+        return self._tiles_agree[key]
 
-    def _try_warpgroups(self, dtype: torch.dtype) -> bool:
+    def _try_warpgroups(self, wanted: Product) -> bool:
+        dtype, is_packed = wanted.dtype, wanted.layout is not None
         buckets = buckets_up_to(self.max_rows)
         ways: tuple[tuple[dict[str, Any], Callable[..., tuple[Tile, ...]]], ...] = (
             ({"num_splits": 2}, grouped_tiles_for),
             ({}, persistent_tiles_for),
             ({"num_splits": 2, "folded": True}, partial(persistent_tiles_for, folded=True)),
         )
+        if is_packed:
+            ways = (({}, staged_tiles_for), ({"num_splits": 2}, staged_tiles_for))
         trials = [
             (how, tile)
             for how, tiles_of in ways
@@ -156,19 +169,20 @@ class Products:
 
         random = self._random(dtype)
         num_out, num_in, num_rows = TRIAL_SIDES
-        weight_OI = torch.randn(num_out, num_in, **random)
+        weight: Weight = torch.randn(num_out, num_in, **random)
         x_TI = torch.randn(num_rows, num_in, **random)
+        if is_packed:
+            weight = TRIAL_LAYOUT.empty(num_out, num_in, dtype=dtype, device=self.device)
+            weight.normal_(0.0, num_in**-0.5, generator=random["generator"])
+        name = "FP8 products by the copy engine" if is_packed else "products by warpgroups"
         try:
             for how, tile in trials:
-                ours = product(x_TI, weight_OI, **how)
-                if not torch.equal(product(x_TI, weight_OI, tile=tile, pdl=True, **how), ours):
-                    log.info(
-                        "%s: products by warpgroups are not used: their bits differ on this device",
-                        dtype,
-                    )
+                ours = product(x_TI, weight, **how)
+                if not torch.equal(product(x_TI, weight, tile=tile, pdl=True, **how), ours):
+                    log.info("%s: %s are not used: their bits differ on this device", dtype, name)
                     return False
         except Exception as error:  # the compiler's or the driver's
-            log.info("%s: products by warpgroups are not used: %s", dtype, error)
+            log.info("%s: %s are not used: %s", dtype, name, error)
             return False
         return True
 

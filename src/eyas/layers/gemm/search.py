@@ -30,6 +30,7 @@ from eyas.kernels.tiles import (
     PACKED_TILES,
     PERSISTENT_FOLDED_TILES,
     PERSISTENT_TILES,
+    STAGED_TILES,
     TILES,
 )
 from eyas.layers.gemm.autotune_cache import AutotuneCache
@@ -188,6 +189,7 @@ def search_on(device: torch.device) -> Search:
         BUCKETS,
         TILES,
         PACKED_TILES,
+        STAGED_TILES,
         PACKED_FOLDED_TILES,
         FLOAT32_TILES,
         FOLDED_TILES,

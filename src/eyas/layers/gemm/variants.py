@@ -23,6 +23,7 @@ from eyas.kernels.tiles import (
     grouped_tiles_for,
     packed_tiles_for,
     persistent_tiles_for,
+    staged_tiles_for,
     tiles_for,
 )
 
@@ -163,7 +164,8 @@ def candidates(
     """Return the variants worth measuring for this many rows, the default one first.
 
     library, warpgroups: whether torch's library and tiles by warpgroups may be among them; with a
-    packed weight they never are.
+    packed weight the library never is, and tiles by the copy engine take the place of those by
+    warpgroups.
     """
     dtype, is_packed = product.dtype, product.layout is not None
     if is_packed:
@@ -176,7 +178,9 @@ def candidates(
         tiles = folded_tiles_for(num_rows, dtype, packed=is_packed)
         adding = [GemmVariant(tile, folded=True) for tile in tiles]
         variants = [*adding, *variants] if num_rows > FOLDED_USUALLY else [*variants, *adding]
-    if is_packed:
+    if product.layout is not None:
+        if warpgroups and product.layout.kind == "fp8":
+            variants += [GemmVariant(tile) for tile in staged_tiles_for(num_rows, dtype)]
         return tuple(variants)
     grouped = []
     if warpgroups:
