@@ -5,7 +5,7 @@ full. The first rounds are a warm-up and are not counted.
 
 Promises: the number of operations follows from the model's sizes: two per weight of the layers'
 products and token, attention over half the square, one logits row; the drafter, norms and other
-small operations count as none. A gap is the time between two deliveries of the same sequence.
+small operations count as none, and neither does what the last layer leaves out. A gap is the time between two deliveries of the same sequence.
 Does not know: sizes of chunks (the scheduler does), how results are shown.
 """
 
@@ -49,11 +49,20 @@ class Interference:
 
 
 def operations(spec: ModelSpec, num_tokens: int) -> float:
-    """Return the number of floating-point operations to store a prompt and choose a token."""
-    layers = (layer_products(spec, layer) for layer in range(spec.num_layers))
+    """Return the number of floating-point operations to store a prompt and choose a token.
+
+    Of the last layer, if it is one of attention over keys and values, only the heads are computed for
+    all rows.
+    """
+    layers = [layer_products(spec, layer) for layer in range(spec.num_layers)]
+    routers, stores = len(spec.expert_layers), spec.attention_stores
+    last = spec.num_layers - 1
+    if spec.latent is None and spec.hyper is None and spec.state_of(last) is None:
+        layers[-1], stores = layers[-1][:1], stores[:-1]
+        routers -= spec.experts_of(last) is not None
     numbers = sum(out * into for products in layers for out, into in products)
-    numbers += sum(map(math.prod, spec.head_shapes[1:])) * len(spec.expert_layers)
-    widths = sum(store.head_dim + store.output_dim for store in spec.attention_stores)
+    numbers += sum(map(math.prod, spec.head_shapes[1:])) * routers
+    widths = sum(store.head_dim + store.output_dim for store in stores)
     products = 2 * numbers * num_tokens
     attention = 2 * num_tokens**2 / 2 * spec.num_query_heads * widths
     return float(products + attention + 2 * spec.vocab_size * spec.hidden_size)
