@@ -120,8 +120,6 @@ OTHER_KINDS: dict[str, tuple[str, ...]] = {
     "h200_glm_air_fp8": ("--shape", "glm-4.5-air", "--quantization", "fp8-row"),
     "h200_qwen3_next_fp8": ("--shape", "qwen3-next-80b-a3b", "--quantization", "fp8"),
     "h200_v2_lite": ("--shape", "deepseek-v2-lite"),
-}
-CUT_KINDS: dict[str, tuple[str, ...]] = {
     "h200_v3_cut_fp8": ("--shape", "deepseek-v3-6-layers", "--quantization", "fp8"),
     "h200_v4_cut_fp8": ("--shape", "deepseek-v4-4-layers", "--quantization", "fp8"),
 }
@@ -137,14 +135,7 @@ def _briefly(shape: tuple[str, ...], *drafting: str) -> list[str]:
 
 
 ON_GPU |= {name: _briefly(shape, "--drafter", "root") for name, shape in OTHER_KINDS.items()}
-ON_GPU |= {
-    name: [*PLAIN, *shape, "--batch", "1,8", "--max-tokens", "48", "--repeats", "2"]
-    for name, shape in CUT_KINDS.items()
-}
-ON_GPU |= {
-    f"{name}_chain": _briefly(shape, *CHAIN_OF_3)
-    for name, shape in (OTHER_KINDS | CUT_KINDS).items()
-}
+ON_GPU |= {f"{name}_chain": _briefly(shape, *CHAIN_OF_3) for name, shape in OTHER_KINDS.items()}
 LOAD = ("--num-requests", "400", "--prompt-tokens", "512", "--max-tokens", "256")
 RATES = (
     *("bench", "serve", "--shape", "llama-3.1-8b", "--dummy-weights", "--num-requests", "500"),
