@@ -5,7 +5,8 @@ full. The first rounds are a warm-up and are not counted.
 
 Promises: the number of operations follows from the model's sizes: two per weight of the layers'
 products and token, attention over half the square, one logits row; the drafter, norms and other
-small operations count as none, and neither does what the last layer leaves out. A gap is the time between two deliveries of the same sequence.
+small operations count as none, and neither does what the last layer leaves out where no drafter reads
+it. A gap is the time between two deliveries of the same sequence.
 Does not know: sizes of chunks (the scheduler does), how results are shown.
 """
 

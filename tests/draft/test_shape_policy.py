@@ -98,6 +98,21 @@ def test_a_changed_workload_is_noticed(first: float) -> None:
     assert (most(chosen) == PLAIN) == (first == 0.9)
 
 
+def test_a_draft_is_compared_with_plain_steps_although_first_steps_are_not_timed() -> None:
+    """Steps of a shape are not timed until it is captured, at its second occurrence. A draft that takes
+    three plain steps for two tokens, and was measured as quick, ends soon."""
+    policy, seen, drafted = ShapePolicy([TreeShape(1, 1, 2)], *QUICK), dict[TreeShape, int](), []
+    for _ in range(200):
+        shape = policy.choose(StepSize(1))
+        seen[shape] = seen.get(shape, 0) + 1
+        drafted.append(shape != PLAIN)
+        taken = 0.012 if shape.steps else 0.004
+        outcomes = [(shape.steps, shape.steps)]
+        learn(policy, 1, shape, outcomes, None if seen[shape] <= 2 else taken)
+    assert 0 < sum(drafted[:30]) <= 8 and sum(drafted[30:]) <= 8, drafted
+
+
+QUICK = (Costs((1, 64), (0.004, 0.0041)), Costs((1, 64), (0.0001, 0.0001)))
 MEASURED = (
     Costs((1, 4, 8, 16, 32, 64, 128), (0.0062, 0.0066, 0.0086, 0.0126, 0.0194, 0.0336, 0.0589)),
     Costs((1, 4, 8, 16, 32, 64), (0.0014, 0.0014, 0.0017, 0.0022, 0.0033, 0.0054)),

@@ -64,6 +64,25 @@ def test_every_tile_has_the_bits_of_the_values(layout: Layout, dtype: torch.dtyp
                 assert torch.equal(found, gated[:count]), (num_out, tile, count)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_fp8_tiles_by_the_copy_engine_add_biases_and_take_rows_of_any_alignment(
+    dtype: torch.dtype,
+) -> None:
+    weight = random_weight(LAYOUTS[0], 2816, 2880, dtype=dtype, device=CUDA)
+    bias_O = torch.randn(2816, device=CUDA).to(dtype)
+    wide_TX = torch.randn(33, 2881, device=CUDA).to(dtype)
+    staged = [tile for _, tiles in STAGED_TILES for tile in tiles]
+    for x_TI in (wide_TX[:, :2880].contiguous(), wide_TX[:, 1:]):
+        gated = gemm.gated_product(x_TI, weight, bias_2F=bias_O)
+        for num_splits in (1, 4):
+            expected = gemm.product(x_TI, weight, bias_O=bias_O, num_splits=num_splits)
+            for tile in staged:
+                found = gemm.product(x_TI, weight, tile=tile, bias_O=bias_O, num_splits=num_splits)
+                assert torch.equal(found, expected), (tile, num_splits)
+                found = gemm.gated_product(x_TI, weight, tile=tile, bias_2F=bias_O)
+                assert torch.equal(found, gated), tile
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_packed_experts_have_the_bits_of_the_values(layout: Layout) -> None:
     from eyas.ops.apply_experts import apply_experts

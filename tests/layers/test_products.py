@@ -471,7 +471,6 @@ def test_packed_weights_have_variants_and_cached_choices_of_their_own() -> None:
             more = candidates(product, num_rows, library=True, warpgroups=True)[len(plain) :]
             is_staged = "fp8" in str(product) and num_rows <= 32
             assert [e.tile for e in more] == list(staged_tiles_for(num_rows) if is_staged else ())
-            assert bool(more) == is_staged
 
 
 def test_fp8_leaves_parts_of_heads_and_packed_sums_are_folded_for_many_rows() -> None:

@@ -12,7 +12,7 @@ from eyas.cache.kv import KVStore
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder, load_model
 from eyas.runner.rows import ForwardRows
-from eyas.runner.runner import ModelRunner
+from eyas.runner.runner import ModelRunner, plan_rows
 
 from .tiny import MODELS, expected_logits, make_model, save_model, tokens
 
@@ -130,13 +130,16 @@ def test_nodes_over_slots_match_a_forward_of_their_own_path(pair: Pair, parents:
 def test_outputs_that_are_not_read_can_be_left_out(pair: Pair, parents: list[int]) -> None:
     """The other outputs, and all keys and values, keep their bits."""
     _, decoder = pair
-    if not decoder.ends_early():
-        last = decoder.spec.num_layers - 1
+    num_layers = decoder.spec.num_layers
+    assert not decoder.ends_early((num_layers,)) and not decoder.ends_early((1, num_layers + 1))
+    if not decoder.ends_early((num_layers - 1,)):
         spec = decoder.spec
-        assert spec.latent or spec.hyper or spec.state_of(last) is not None
+        assert spec.latent or spec.hyper or spec.state_of(num_layers - 1) is not None
         pytest.skip("a layer of another kind is last")
     found = [_tree_beside_a_chunk(decoder, parents, num) for num in (None, len(parents))]
-    (whole_RV, whole_kv), (logits_RV, kv) = found
+    (whole_RV, whole_kv, all_rows), (logits_RV, kv, num_rows) = found
+    assert all_rows == decoder.order.pad(len(parents) + 30)
+    assert num_rows == (decoder.order.pad(len(parents)) if parents else 0)
     assert all(map(torch.equal, whole_kv, kv))
     if parents:
         assert whole_RV is not None and logits_RV is not None
@@ -145,9 +148,9 @@ def test_outputs_that_are_not_read_can_be_left_out(pair: Pair, parents: list[int
 
 def _tree_beside_a_chunk(
     decoder: Decoder, parents: list[int], num_outputs: int | None
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+) -> tuple[torch.Tensor | None, list[torch.Tensor], int]:
     """Return the logits of a tree that stands before a chunk of another sequence in one forward pass,
-    and what is stored after it. num_outputs: as `ForwardRows`."""
+    what is stored after it, and the number of rows of its output. num_outputs: as `ForwardRows`."""
     sequence, prompt, num = OneSequence(decoder), tokens(70), len(parents)
     sequence.chunk(prompt[:40], 0)
     depths: list[int] = []
@@ -178,6 +181,10 @@ def _tree_beside_a_chunk(
         num_leading=num,
         num_outputs=num_outputs,
     )
-    runner = ModelRunner(decoder, sequence.backend)
-    logits_RV = runner.forward(rows).logits_RV
-    return logits_RV, [layer.nan_to_num(-1.0) for layer in sequence.backend.kv.layers]
+    backend = sequence.backend
+    logits_RV = ModelRunner(decoder, backend).forward(rows).logits_RV
+    stored = [layer.nan_to_num(-1.0) for layer in backend.kv.layers]
+    with torch.inference_mode():  # once more, for what the network returns
+        planned = plan_rows(rows, backend, decoder.order, ends_early=decoder.ends_early())
+        hidden_TD, _ = decoder.forward(planned)
+    return logits_RV, stored, len(hidden_TD)

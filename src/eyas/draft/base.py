@@ -78,10 +78,10 @@ class StepReport:
 
     tree: as the drafter proposed it. counts: tokens that the step chose; -1 if it chose none. sizes:
     proposed nodes, the root and nodes that a grammar refused included. seconds: wall time of the
-    step; None if the step also stored prompt chunks, or captured a graph. accepted: for each accepted
-    node, from the root down, the source that proposed it (an index into `Drafter.sources`). sequences:
-    a number that the sequence has in all steps, and no other sequence. num_prompt_rows: rows of prompt
-    chunks in the step.
+    step; None if the step also stored prompt chunks, captured a graph, or ran before its shape is
+    captured. accepted: for each accepted node, from the root down, the source that proposed it (an
+    index into `Drafter.sources`). sequences: a number that the sequence has in all steps, and no other
+    sequence. num_prompt_rows: rows of prompt chunks in the step.
     """
 
     tree: DraftTree

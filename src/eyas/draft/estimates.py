@@ -73,11 +73,15 @@ class Estimates:
     """Seconds and tokens of steps.
 
     max_depth: most levels of a tree below its root. target: cost of a step by rows. drafting: cost of
-    one pass of the drafting network by rows.
+    one pass of the drafting network by rows. catching_up: cost of a pass over missing rows, of which
+    nothing is read; None is that of any pass.
     """
 
-    def __init__(self, max_depth: int, target: Costs, drafting: Costs) -> None:
+    def __init__(
+        self, max_depth: int, target: Costs, drafting: Costs, catching_up: Costs | None = None
+    ) -> None:
         self._target, self._drafting = target, drafting
+        self._catching_up = catching_up or drafting
         self._by_depth = [RunningMean(PRIOR_ACCEPTANCE, prior_weight=3) for _ in range(max_depth)]
         self._by_shape: dict[TreeShape, RunningMean] = {}
         self._slowest_shares: dict[int, RunningMean] = {}
@@ -106,7 +110,7 @@ class Estimates:
 
     def catching_up(self, num_rows: int) -> float:
         """Return the seconds in which the drafting network computes missing rows."""
-        return self._slowdown(self._latest) * self._drafting.at(num_rows) if num_rows else 0.0
+        return self._slowdown(self._latest) * self._catching_up.at(num_rows) if num_rows else 0.0
 
     def tokens(self, num_sequences: int, shape: TreeShape) -> float:
         """Return the progress of the batch in a step, in tokens of a sequence (see `progress`)."""
@@ -167,6 +171,10 @@ class Estimates:
             accepted = sum(accepted for _, accepted in outcomes) / len(outcomes)
             prior = RunningMean(self._chain_yield(shape.steps), prior_weight=3)
             self._by_shape.setdefault(shape, prior).add(accepted, len(outcomes))
+
+    def skip_seconds(self, num_sequences: int, shape: TreeShape) -> None:
+        """Note a step that was not timed."""
+        self._timings.setdefault(bucket_of(num_sequences), Timing()).skip(shape)
 
     def learn_seconds(self, num_sequences: int, shape: TreeShape, seconds: float) -> None:
         """Add the time of a step that caught nothing up and overlapped no step of another shape."""

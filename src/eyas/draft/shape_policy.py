@@ -48,11 +48,12 @@ MAX_SLOWDOWN = 1.5
 """A step's time counts up to this multiple of its estimate: the rest has other causes."""
 MIN_GAIN = 1.05
 """Least estimated speed of a shape over that of not drafting."""
-NUM_PLAIN_FIRST = 3
-"""Steps of a batch size without a draft, which are timed before any shape is considered."""
+NUM_PLAIN_FIRST, MAX_PLAIN_FIRST = 3, 8
+"""Timed steps of a batch size without a draft before any shape is considered, and the most steps."""
 TRIAL_STEPS = 4
-"""Steps of a trial: the first may have to catch up and to prepare what is new, the last overlaps with
-the step after it."""
+"""Timed steps of a trial: the first may have to catch up, the last overlaps with the step after it."""
+MAX_TRIAL_STEPS = 8
+"""Steps of a trial with those that are not timed, because they prepare or capture what is new."""
 STEPS_BETWEEN_TRIALS = 16
 """Least number of steps, also where trials cost nothing. The first trial after drafting begins is of
 not drafting: all shapes are compared with it, and it may have been timed on cold caches or while
@@ -71,9 +72,9 @@ class LandedStep:
 
     outcomes: by sequence, for those that could have a draft: (tokens drafted, of them accepted). The
     keys are numbers that a sequence has in all steps. seconds: since the step before; None if the step
-    also stored prompt chunks, or captured a graph. is_chain: the draft was a chain. is_steady: no step
-    of another shape ran in that time. num_caught_up: missing rows that the drafting network computed
-    first.
+    also stored prompt chunks, captured a graph, or ran before its shape is captured. is_chain: the
+    draft was a chain. is_steady: no step of another shape ran in that time. num_caught_up: missing rows
+    that the drafting network computed first.
     """
 
     size: StepSize
@@ -88,13 +89,20 @@ class LandedStep:
 class ShapePolicy:
     """Chooses the shape of each step: `choose`, then `learn` when the step has landed.
 
-    shapes: to choose among, beside not drafting. target: cost of a step by rows. drafting: cost of one
-    pass of the drafting network by rows.
+    shapes: to choose among, beside not drafting. target: cost of a step by rows. drafting, catching_up:
+    cost of one pass of the drafting network by rows, as in `Estimates`.
     """
 
-    def __init__(self, shapes: Sequence[TreeShape], target: Costs, drafting: Costs) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[TreeShape],
+        target: Costs,
+        drafting: Costs,
+        catching_up: Costs | None = None,
+    ) -> None:
         self.shapes = (PLAIN, *shapes)
-        self._estimates = Estimates(max(shape.steps for shape in shapes), target, drafting)
+        most = max(shape.steps for shape in shapes)
+        self._estimates = Estimates(most, target, drafting, catching_up)
         self._policies: dict[tuple[int, bool], _SizePolicy] = {}
 
     def choose(self, size: StepSize) -> TreeShape:
@@ -123,9 +131,10 @@ class _SizePolicy:
     """The budgets, the current shape and the trials of one batch size.
 
     size: of the step that is chosen or learnt from. num_missing: rows to catch up before a draft. age:
-    steps so far. next_trial: the age from which a trial may begin. unamortized: plain steps of catching
-    up that are not yet taken off the draft budget. is_resuming: the next draft is the first after a
-    pause.
+    steps so far. next_trial: the age from which a trial may begin. trial_end, last_trial_end: the age
+    at which it ends, and at which it would if none of its steps could be timed. unamortized: plain
+    steps of catching up that are not yet taken off the draft budget. is_resuming: the next draft is the
+    first after a pause.
     """
 
     def __init__(self, shapes: Sequence[TreeShape], estimates: Estimates) -> None:
@@ -139,7 +148,7 @@ class _SizePolicy:
         self._unamortized = 0.0
         self._is_resuming = False
         self._trial: TreeShape | None = None
-        self._trial_end = 0
+        self._trial_end = self._last_trial_end = 0
         self._next_trial = NUM_PLAIN_FIRST + 1
         self._next_trial_is_plain = False
         self._last_chosen: dict[TreeShape, int] = {}
@@ -170,6 +179,9 @@ class _SizePolicy:
     def learn(self, step: LandedStep) -> None:
         """Update budgets and estimates with a landed step."""
         shape, estimates = step.shape, self._estimates
+        if step.seconds is None and not step.size.num_prompt_rows:
+            self._wait_for_times(shape)
+            estimates.skip_seconds(step.size.num_sequences, shape)
         if step.seconds is not None and step.is_steady and not step.num_caught_up:
             estimates.learn_seconds(step.size.num_sequences, shape, step.seconds)
         if shape == PLAIN and self._current == PLAIN:
@@ -199,6 +211,13 @@ class _SizePolicy:
         if shape != self._current:
             trial_change += tokens * self._plain_steps_per_token(self._current) - taken
         self._add(draft_change, trial_change)
+
+    def _wait_for_times(self, shape: TreeShape) -> None:
+        """Continue a trial, or the steps before the first one, by a step for one that was not timed."""
+        if shape == self._trial:
+            self._trial_end = min(self._trial_end + 1, self._last_trial_end)
+        elif self._age <= MAX_PLAIN_FIRST:
+            self._next_trial = min(self._next_trial + 1, MAX_PLAIN_FIRST + 1)
 
     def _plain_steps(self, step: LandedStep) -> float:
         """Return the time of a landed step, catching up included, in plain steps."""
@@ -230,6 +249,7 @@ class _SizePolicy:
         if best == PLAIN:
             self._resume()
         self._trial, self._trial_end = trial, self._age + TRIAL_STEPS
+        self._last_trial_end = self._age + MAX_TRIAL_STEPS
         return trial
 
     def _use(self, shape: TreeShape) -> None:

@@ -36,6 +36,10 @@ class Timing:
         self._num = 0
         self._before: tuple[TreeShape, float] | None = None
 
+    def skip(self, shape: TreeShape) -> None:
+        """Note a step that was not timed."""
+        self._seen.add(shape)
+
     def add(self, shape: TreeShape, ratio: float) -> None:
         """Add a step. The first one of a shape does not count: it prepares what later ones use."""
         if shape not in self._seen:

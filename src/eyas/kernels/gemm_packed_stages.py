@@ -5,11 +5,12 @@ by the same instruction, in the same order, each times its scale (`gemm_packed`)
 stages are on their way before the kernel before has ended, which must not write weights.
 Does not know: which tile is whose (`tiles`).
 
-One warp asks for blocks, four others compute; they meet at the barriers of the stages alone. A thread's
-part of the left operand, 16 bytes of a row, is read from shared memory without conflicts: neighbouring
-threads read rows that are four apart, so the rows of a tile stand in another order on the M side of the
-instruction (`_place`). Of a gate and its "up" the same rows stand eight apart there, so that one thread
-has both.
+One warp asks for blocks, four others compute; the first meets the others at the barriers of stages
+alone. All four have read a stage when it is given back: an arrival stands behind a barrier of its
+warps, which Triton places before it (a test reads the assembler's text). A thread's part of the left
+operand, 16 bytes of a row, is read from shared memory without conflicts: neighbouring threads read rows
+that are four apart, so the rows of a tile stand in another order on the M side of the instruction
+(`_place`). Of a gate and its "up" the same rows stand eight apart there, so that one thread has both.
 
 Legend: T rows, O output features, I input features (the contraction), Z splits of I, Q stages, W words,
 M rows of the instruction, N its columns, G scales of a row.
@@ -146,8 +147,8 @@ def _bring(
     stage, phase = 0, 0
     for block in range(STAGES, num_blocks):
         mbarrier.wait(empty_Q.index(stage), phase)
-        _load_words(blocks, memory, place, stage, block, block < num_blocks, GATED)
-        _load_rows(blocks, memory, place, stage, block, block < num_blocks)
+        _load_words(blocks, memory, place, stage, block, True, GATED)
+        _load_rows(blocks, memory, place, stage, block, True)
         stage = gl.where(stage == STAGES - 1, 0, stage + 1)
         phase = gl.where(stage == 0, phase ^ 1, phase)
 

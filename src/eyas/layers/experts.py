@@ -185,8 +185,8 @@ class MixtureOfExperts:
     def __call__(self, x_TD: torch.Tensor, rows: PlannedRows | None = None) -> torch.Tensor:
         """Return the parts of the block's output, float32 [Z, T, D], for an input [T, D].
 
-        rows: of the forward pass; needed where a table names each token's experts, and where ranks have
-        rows of their own.
+        rows: of the forward pass, of which x_TD has all or the first; needed where a table names each
+        token's experts, and where ranks have rows of their own.
 
         The shared expert's come first: the sum of a block of its own is then the same whether its
         product returned several parts or, for many rows, has added them itself. The chosen experts'
@@ -198,7 +198,7 @@ class MixtureOfExperts:
         fixed_TK = None
         if self._table_VK is not None:
             assert rows is not None, "a table of experts is read by tokens"
-            fixed_TK = self._table_VK[rows.tokens_T]
+            fixed_TK = self._table_VK[rows.tokens_T[: len(x_TD)]]
         experts_TK, weights_TK = route(
             scores[..., :num_logits], self._bias_E, self._correction_E, self._routing, fixed_TK
         )

@@ -189,8 +189,8 @@ class PlannedBatch:
     parameters of sampling can be captured and the shape has occurred often enough; None runs the step
     without graphs. most_prompt_rows: rows of the largest forward pass with prompt chunks that may be
     captured; with 0 none may.
-    captures_at_once: capture the step even if its shape has not occurred. precedes_capture: later
-    steps of the same shape run from graphs, and this one does not.
+    captures_at_once: capture the step even if its shape has not occurred. precedes_capture: its
+    trees are captured when their shape occurs again; whether its prompt chunks are does not count.
     """
 
     def __init__(

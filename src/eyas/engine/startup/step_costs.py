@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from eyas.attention.base import AttentionLayout, NodeGrid
+from eyas.attention.base import AttentionLayout, ContextRun, NodeGrid
 from eyas.draft import AdaptiveDrafter, Drafter, TreeShape
 from eyas.draft.costs import NOTHING, Costs, measure_costs
 from eyas.draft.network import DraftNetwork
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 MOST_COST_ROWS, MOST_LOGITS = 2048, 256
 """Rows of the largest forward pass whose cost is measured at start-up on a device, and the rows of it
 that have logits, of which a prompt has none."""
+MOST_CATCH_UP_ROWS = 128
+"""Rows of the largest chunk of missing rows whose cost is measured; that of more is extrapolated."""
 COST_POSITION = 128
 """Position of the rows whose cost is measured at start-up."""
 
@@ -50,11 +52,14 @@ def with_adaptive_shape(
     most = MOST_COST_ROWS if runner.model.device.type == "cuda" else 128
     costs = _target_costs(runner, max_length, min(max_rows, most), captures)
     log.debug("a step costs %s ms", _format_costs(costs))
-    network_costs = NOTHING
+    network_costs = catch_up_costs = NOTHING
     for network in drafter.networks:
         network_costs = _network_costs(network, runner.model.device, max_length, captures)
+        catch_up_costs = _catch_up_costs(network, runner.model.device, max_length)
         log.debug("a pass of the drafter costs %s ms", _format_costs(network_costs))
-    return AdaptiveDrafter(drafter, ShapePolicy(usual_shapes(shape), costs, network_costs))
+        log.debug("one over missing rows costs %s ms", _format_costs(catch_up_costs))
+    policy = ShapePolicy(usual_shapes(shape), costs, network_costs, catch_up_costs)
+    return AdaptiveDrafter(drafter, policy)
 
 
 def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> ForwardRows:
@@ -114,6 +119,33 @@ def _network_costs(
 
     stages = StepGraphs(device).of("forwards")
     return measure_costs(_as_in_steps(forward, stages, device, captures), 64)
+
+
+def _catch_up_costs(network: DraftNetwork, device: torch.device, max_length: int) -> Costs:
+    """Return the cost of a chunk of missing rows of one sequence, which steps never capture."""
+
+    def forward(num_rows: int) -> object:
+        zeros_T = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        stop = network.first_position + num_rows
+        layout = AttentionLayout(
+            torch.zeros((1, stop), dtype=torch.int64, device=device),
+            zeros_T[:1],
+            stop - 1,
+            (ContextRun(0, 0, network.first_position, num_rows),),
+        )
+        rows = ForwardRows(
+            tokens_T=zeros_T,
+            positions_T=torch.arange(network.first_position, stop, device=device),
+            write_slots_T=zeros_T,
+            layout=layout,
+            logits_rows_R=None,
+            num_outputs=0,
+        )
+        return network.forward(rows, network.recall(zeros_T))
+
+    most = min(MOST_CATCH_UP_ROWS, max_length - 1 - network.first_position)
+    stages = StepGraphs(device).of("forwards")
+    return measure_costs(_as_in_steps(forward, stages, device, captures=False), max(1, most))
 
 
 def _as_in_steps(

@@ -4,9 +4,9 @@ Promises: with `exact` a row's bits are the same for every number of rows that `
 Our first kernel keeps its reduction order by construction. The library has the same order where it
 does not split a sum; this is tried at every start, and the library is not used for a shape where it
 differs. Tiles by warpgroups are used if the matrix instruction adds in the same order on both its
-sides, which is tried once for each type. Of the allowed variants the fastest is chosen by measuring
-(`search`), or from the cache of an earlier start, which may cost speed but changes no bits. Plans
-live as long as the engine.
+sides, which is tried once for each type, as are tiles of FP8 weights by the copy engine. Of the
+allowed variants the fastest is chosen by measuring (`search`), or from the cache of an earlier start,
+which may cost speed but changes no bits. Plans live as long as the engine.
 Does not know: what the products are for.
 """
 
@@ -165,7 +165,7 @@ class Products:
         ]
         if not trials or not has_warpgroups(self.device):
             return False
-        from eyas.kernels.gemm import product
+        from eyas.kernels.gemm import gated_product, product
 
         random = self._random(dtype)
         num_out, num_in, num_rows = TRIAL_SIDES
@@ -174,11 +174,17 @@ class Products:
         if is_packed:
             weight = TRIAL_LAYOUT.empty(num_out, num_in, dtype=dtype, device=self.device)
             weight.normal_(0.0, num_in**-0.5, generator=random["generator"])
+            weight.scales.mul_(0.5 + torch.rand(weight.scales.shape, **random).float())
         name = "FP8 products by the copy engine" if is_packed else "products by warpgroups"
         try:
             for how, tile in trials:
                 ours = product(x_TI, weight, **how)
-                if not torch.equal(product(x_TI, weight, tile=tile, pdl=True, **how), ours):
+                found = product(x_TI, weight, tile=tile, pdl=True, **how)
+                is_same = torch.equal(found, ours)
+                if is_packed:  # gate and "up" stand in another order
+                    gated = gated_product(x_TI, weight, tile=tile, pdl=True)
+                    is_same &= torch.equal(gated, gated_product(x_TI, weight))
+                if not is_same:
                     log.info("%s: %s are not used: their bits differ on this device", dtype, name)
                     return False
         except Exception as error:  # the compiler's or the driver's
