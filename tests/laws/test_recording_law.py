@@ -224,7 +224,9 @@ def test_steps_are_timed_from_their_first_replay_on() -> None:
     engine.launcher.graphs = Recordings(torch.device("cpu"), recorded_at=3)
     first, second = (
         Request(
-            id=name, prompt_token_ids=walk_text(0, 20, [0, 1]), params=SamplingParams(max_tokens=9)
+            id=name,
+            prompt_token_ids=walk_text(0, 20, [0, 1]),
+            params=SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True),
         )
         for name in ("one", "two")
     )

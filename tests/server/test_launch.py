@@ -70,6 +70,16 @@ class Served:
             assert not is_over, "".join(self.log)
             time.sleep(0.02)
 
+    def wait_for_line(self, words: str) -> int:
+        """Return the number of the first line of the log with these words; another thread reads it."""
+        while True:
+            is_over = self.process.poll() is not None
+            found = [i for i, line in enumerate(list(self.log)) if words in line]
+            if found:
+                return found[0]
+            assert not is_over, "".join(self.log)
+            time.sleep(0.01)
+
 
 @contextlib.contextmanager
 def served(
@@ -97,12 +107,8 @@ def test_http_is_up_at_once_and_imports_no_torch(directory: Path):
         url = server.url
         assert httpx.get(f"{url}/health").status_code == 200
         server.wait_until_ready()
-        told = [line.split(": ")[-1] for line in server.log]
-        up, ready = (
-            next(i for i, line in enumerate(server.log) if words in line)
-            for words in ("listening on http", "ready: ")
-        )
-        assert up < ready, told
+        up, ready = map(server.wait_for_line, ("listening on http", "ready: "))
+        assert up < ready, [line.split(": ")[-1] for line in server.log]
         maps = Path(f"/proc/{server.process.pid}/maps").read_text()
         assert "libtorch" not in maps and "site-packages/numpy" not in maps
 
