@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.kernels.packed import Layout
+from eyas.kernels.packed import Layout, PackedWeight
 from eyas.kernels.tiles import (
     GROUPED_TILES,
     PERSISTENT_FOLDED_TILES,
@@ -157,6 +157,34 @@ def test_tiles_by_warpgroups_take_part_where_both_sides_add_up_alike(
     tried.clear()
     plans(True, Search(FakeClock(), None), max_rows=128)
     assert tried == [], "no step has so many rows"
+
+
+def test_fp8_tiles_by_the_copy_engine_are_tried_whole_divided_and_gated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each once for all products of a type, and on no other packed weight."""
+    tried: list[tuple[str, Any]] = []
+
+    def noting(name: str) -> Any:
+        def run(x: torch.Tensor, weight: PackedWeight, **how: Any) -> torch.Tensor:
+            assert len(weight.scales.unique()) > 1
+            if "tile" in how:
+                tried.append((name + " divided" * ("num_splits" in how), how["tile"]))
+            return x
+
+        return run
+
+    for name in ("product", "gated_product"):
+        monkeypatch.setattr(f"eyas.kernels.gemm.{name}", noting(name))
+    monkeypatch.setattr("eyas.layers.gemm.products.has_warpgroups", lambda device: True)
+    products = Products(True, CPU, 64, Search(FakeClock(), None))
+    products.plan(4096, 4096, BF16, "gated", layout=Layout("mxfp4", 1, 32))
+    assert not tried
+    for role in ("gated", "parts"):
+        products.plan(4096, 4096, BF16, role, layout=Layout("fp8", 128, 128))
+    staged = [*staged_tiles_for(16), *staged_tiles_for(32)]
+    names = ("product", "product divided", "gated_product")
+    assert tried == [(name, tile) for name in names for tile in staged]
 
 
 def test_every_row_count_has_a_way() -> None:

@@ -33,14 +33,16 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra import cuda
 
 from eyas.kernels.activation import gated
+from eyas.kernels.gemm_warpgroups import WARPS, shared_layout
 from eyas.kernels.launch import launch_options
 from eyas.kernels.packed import STEP, PackedWeight
 from eyas.kernels.tiles import Tile
 from eyas.kernels.unpack import FP8_TO_BFLOAT16, FP8_TO_FLOAT16, TWO_PAIRS
 
-WARPS, OUT = 4, 64
+OUT = 64
 REGISTERS = 64
 """Of a thread, of which a program has 256: four programs share a multiprocessor."""
+_OUT = gl.constexpr(OUT)
 _WORDS = gl.constexpr(STEP // 4)
 _COLUMNS = gl.constexpr(STEP)
 _gated = gluon.jit(gated.fn)
@@ -256,7 +258,7 @@ def staged_product_kernel(
     tensor descriptors, of a tile's rows and of its words (half of them where GATED).
     """
     ROWS: gl.constexpr = x_blocks.block_shape[0]
-    OUT: gl.constexpr = 64
+    OUT: gl.constexpr = _OUT
     split = gl.program_id(2)
     first_column = split * split_columns
     end = gl.minimum(first_column + split_columns, num_columns)
@@ -288,10 +290,8 @@ def staged_product_kernel(
 
 def layouts(num_rows: int, num_out: int, dtype: torch.dtype) -> tuple[Any, Any]:
     """How a stage's rows and words lie in shared memory."""
-    kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
-    rows = gl.NVMMASharedLayout.get_default_for([num_rows, STEP], kind)
-    words = gl.NVMMASharedLayout.get_default_for([num_out, STEP // 4], gl.int32)
-    return rows, words
+    rows = shared_layout(num_rows, dtype, STEP)
+    return rows, shared_layout(num_out, torch.int32, STEP // 4)
 
 
 def launch(

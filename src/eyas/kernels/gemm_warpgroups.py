@@ -246,10 +246,10 @@ def grouped_product_kernel(
 
 
 @cache
-def shared_layout(num_rows: int, dtype: torch.dtype) -> Any:
-    """How a block of so many rows and BLOCK_K columns lies in shared memory."""
-    kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
-    return gl.NVMMASharedLayout.get_default_for([num_rows, BLOCK_K], kind)
+def shared_layout(num_rows: int, dtype: torch.dtype, num_columns: int = BLOCK_K) -> Any:
+    """How a block of so many rows and columns lies in shared memory."""
+    kinds = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.int32: gl.int32}
+    return gl.NVMMASharedLayout.get_default_for([num_rows, num_columns], kinds[dtype])
 
 
 def launch(

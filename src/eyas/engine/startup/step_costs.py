@@ -144,18 +144,18 @@ def _catch_up_costs(network: DraftNetwork, device: torch.device, max_length: int
         return network.forward(rows, network.recall(zeros_T))
 
     most = min(MOST_CATCH_UP_ROWS, max_length - 1 - network.first_position)
-    stages = StepGraphs(device).of("forwards")
-    return measure_costs(_as_in_steps(forward, stages, device, captures=False), max(1, most))
+    return measure_costs(_as_in_steps(forward, None, device, captures=False), max(1, most))
 
 
 def _as_in_steps(
-    forward: Callable[[int], object], stages: Stages, device: torch.device, captures: bool
+    forward: Callable[[int], object], stages: Stages | None, device: torch.device, captures: bool
 ) -> Callable[[int], None]:
-    """Return a function that runs `forward` as steps do on this device, and waits for its end."""
+    """Return a function that runs `forward` as steps do on this device, and waits for its end. stages:
+    None where steps never capture it."""
     captures = captures and usable(device)
 
     def run(num_rows: int) -> None:
-        if captures:
+        if captures and stages is not None:
             stages.run("forward", num_rows, lambda: forward(num_rows))
         else:
             forward(num_rows)

@@ -149,24 +149,27 @@ class Products:
         return self._tiles_agree[key]
 
     def _try_warpgroups(self, wanted: Product) -> bool:
-        dtype, is_packed = wanted.dtype, wanted.layout is not None
-        buckets = buckets_up_to(self.max_rows)
-        ways: tuple[tuple[dict[str, Any], Callable[..., tuple[Tile, ...]]], ...] = (
-            ({"num_splits": 2}, grouped_tiles_for),
-            ({}, persistent_tiles_for),
-            ({"num_splits": 2, "folded": True}, partial(persistent_tiles_for, folded=True)),
-        )
-        if is_packed:
-            ways = (({}, staged_tiles_for), ({"num_splits": 2}, staged_tiles_for))
-        trials = [
-            (how, tile)
-            for how, tiles_of in ways
-            for tile in dict.fromkeys(tile for rows in buckets for tile in tiles_of(rows, dtype))
-        ]
-        if not trials or not has_warpgroups(self.device):
+        if not has_warpgroups(self.device):
             return False
         from eyas.kernels.gemm import gated_product, product
 
+        dtype, is_packed = wanted.dtype, wanted.layout is not None
+        buckets = buckets_up_to(self.max_rows)
+        divided = partial(product, num_splits=2)
+        ways: tuple[tuple[Callable[..., torch.Tensor], Callable[..., tuple[Tile, ...]]], ...] = (
+            (divided, grouped_tiles_for),
+            (product, persistent_tiles_for),
+            (partial(divided, folded=True), partial(persistent_tiles_for, folded=True)),
+        )
+        if is_packed:
+            ways = tuple((run, staged_tiles_for) for run in (product, divided, gated_product))
+        trials = [
+            (run, tile)
+            for run, tiles_of in ways
+            for tile in dict.fromkeys(tile for rows in buckets for tile in tiles_of(rows, dtype))
+        ]
+        if not trials:
+            return False
         random = self._random(dtype)
         num_out, num_in, num_rows = TRIAL_SIDES
         weight: Weight = torch.randn(num_out, num_in, **random)
@@ -177,14 +180,9 @@ class Products:
             weight.scales.mul_(0.5 + torch.rand(weight.scales.shape, **random).float())
         name = "FP8 products by the copy engine" if is_packed else "products by warpgroups"
         try:
-            for how, tile in trials:
-                ours = product(x_TI, weight, **how)
-                found = product(x_TI, weight, tile=tile, pdl=True, **how)
-                is_same = torch.equal(found, ours)
-                if is_packed:  # gate and "up" stand in another order
-                    gated = gated_product(x_TI, weight, tile=tile, pdl=True)
-                    is_same &= torch.equal(gated, gated_product(x_TI, weight))
-                if not is_same:
+            for run, tile in trials:
+                ours = run(x_TI, weight)
+                if not torch.equal(run(x_TI, weight, tile=tile, pdl=True), ours):
                     log.info("%s: %s are not used: their bits differ on this device", dtype, name)
                     return False
         except Exception as error:  # the compiler's or the driver's
