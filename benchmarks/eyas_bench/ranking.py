@@ -22,7 +22,7 @@ from eyas.core import SamplingParams
 from eyas.draft import TreeDrafter, TreeShape
 from eyas.outputs import Choice
 from eyas.verify.contestants import acceptance
-from eyas.verify.lineup import FixedDrafter, Lineup, Stage
+from eyas.verify.lineup import PLAIN, FixedDrafter, Lineup, Stage
 
 TOPK, NOISE, UNFITTED = "top-k", "noise", "noise, beta 1"
 NUM_RESAMPLES = 1000
@@ -150,6 +150,9 @@ def _answers(
     choices = [output.choices[0] for output in stage.llm.generate(asked, params)]
     if metrics.num_failed_steps > before:
         raise RuntimeError(f"a step failed with {lineup.name}; see the log")
+    drafts = any(choice.usage.num_draft_tokens for choice in choices)
+    if drafts != (lineup.name != PLAIN):
+        raise RuntimeError(f"{lineup.name}: drafted {'tokens' if drafts else 'nothing'}")
     return choices
 
 

@@ -52,7 +52,7 @@ def stage() -> Iterator[Stage]:
         grammar=GrammarConfig(mask_seconds=10),  # steps are counted, also on a busy machine
     )
     with LLM(config=config) as llm:
-        yield Stage(llm, with_grammars=True)
+        yield Stage(llm, with_forced_spans=True)
 
 
 def parts(schema: Schema) -> Iterator[Schema]:

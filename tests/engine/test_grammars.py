@@ -435,7 +435,7 @@ def test_grammars_that_were_put_out_of_the_cache_are_gone() -> None:
     info = llm.info
     vocabulary = Vocabulary.of(llm.tokenizer, info.vocab_size, info.eos_token_ids)
     pool = CompilePool(build_backend("llguidance", vocabulary), max_cache_bytes=2**20)
-    before, llm.engine._grammars = llm.engine._grammars, pool
+    before, llm.engine.grammars = llm.engine.grammars, pool
     gc.disable()
     try:
         seen = []
@@ -452,5 +452,5 @@ def test_grammars_that_were_put_out_of_the_cache_are_gone() -> None:
         assert pool.stats().num_hits == stats.num_hits + 1
     finally:
         gc.enable()
-        llm.engine._grammars = before
+        llm.engine.grammars = before
         pool.close()

@@ -500,7 +500,7 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
     draw = random.Random(seed)
     stats = llm.engine.metrics.grammar
     before = stats.num_late
-    pool = llm.engine._grammars
+    pool = llm.engine.grammars
     assert pool is not None
     backend: Any = pool._backend
     make = backend.job

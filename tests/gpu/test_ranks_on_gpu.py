@@ -104,8 +104,8 @@ def engine_of(directory: Path, *, tp: int, **settings: Any) -> Iterator[Engine]:
 
 def num_exchanged(engine: Engine) -> int:
     """How many exchanges there were through symmetric memory."""
-    assert engine._ranks is not None
-    symmetric = engine._ranks.group.symmetric
+    assert engine.ranks is not None
+    symmetric = engine.ranks.group.symmetric
     assert symmetric is not None, "the log says why ranks do without"
     return int(symmetric._inbox.counts_P[0])
 
@@ -231,8 +231,8 @@ def test_a_killed_rank_ends_the_engine(tmp_path: Path, captures: bool) -> None:
             engine.add(request)
         for _ in range(20):
             engine.step()
-        assert engine.has_work() and engine._ranks is not None
-        os.kill(engine._ranks.process_ids[0], signal.SIGKILL)
+        assert engine.has_work() and engine.ranks is not None
+        os.kill(engine.ranks.process_ids[0], signal.SIGKILL)
         with pytest.raises(GroupLost):
             _run_to_the_end(engine)
     finally:

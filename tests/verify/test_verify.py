@@ -24,6 +24,9 @@ from tests.thorough import only_thorough
 QUICK: dict[str, Any] = {"num_prompts": 2, "max_tokens": 6, "repeats": 1}
 
 
+LINEUPS = ("plain", "chain", "tree")
+
+
 def plan(directory: Path | str, draft: DraftConfig | None = None, **facts: Any) -> VerifyPlan:
     config = EngineConfig(
         model=ModelConfig(path=str(directory), max_model_len=256),
@@ -56,7 +59,11 @@ def test_a_checkpoint_without_tokenizer_or_head_is_verified(family: str, tmp_pat
     assert report["parts"]["parity"]["float32"]["max_logprob_difference"] < 1e-4
     if cpu_has_bfloat16():
         assert report["parts"]["parity"]["bfloat16"]["num_positions"] > 30
-    chain = next(c for c in report["parts"]["law"]["cases"] if c["lineup"] == "chain")
+    cases = report["parts"]["law"]["cases"]
+    drafted = {name: [c["num_drafted"] for c in cases if c["lineup"] == name] for name in LINEUPS}
+    assert drafted["plain"] == [0, 0, 0]
+    assert min(drafted["chain"]) > 0 and min(drafted["tree"]) > max(drafted["chain"])
+    chain = next(case for case in cases if case["lineup"] == "chain")
     assert chain["same_bits"] and chain["num_accepted"] > 0
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -162,6 +169,13 @@ def test_elsewhere_than_on_the_cpu_bits_may_differ_but_are_told() -> None:
     found = judge({("plain", 0.0): right, ("chain", 0.0): broken}, to_the_bit=False)
     assert found["status"] == "fail" and "2 steps failed" in found["text"]
     assert count_acceptance({("plain", 0.0): right})["status"] == "skipped"
+
+
+def test_plain_decoding_that_drafts_is_no_plain_decoding() -> None:
+    drafted = choice([1, 2, 3])
+    drafted.usage.num_draft_tokens = 2
+    found = judge({("plain", 0.0): Answers([drafted], [], 0)}, to_the_bit=True)
+    assert found["status"] == "fail" and "plain: 2 tokens were drafted" in found["text"]
 
 
 def test_parity_sees_other_weights_and_tells_when_there_is_no_reference(

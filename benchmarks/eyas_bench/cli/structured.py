@@ -73,7 +73,7 @@ def structured(
     groups = bench.groups(num_prompts)
     reports: dict[str, Any] = {}
     with open_model(config, quiet=as_json) as llm, status(as_json) as show_status:
-        stage = Stage(llm, with_grammars=True)
+        stage = Stage(llm, with_forced_spans=True)
         lineup = bench.contestants(stage, draft_steps)
         for name, tasks in groups.items():
             prepared, compile_seconds = bench.prepare_tasks(llm, tasks)

@@ -65,9 +65,9 @@ class Engine:
         self.info = info
         self.num_flights = info.num_flights
         self._tokenizer = tokenizer
-        self._grammars = grammars
+        self.grammars = grammars
         self._publisher = publisher
-        self._ranks = ranks
+        self.ranks = ranks
         self._in_flight: Flight | None = None
         self._requests: dict[str, list[Sequence]] = {}
         self._ready: list[Delta] = []
@@ -109,8 +109,8 @@ class Engine:
         """
         if flight is not None:
             self._committer.read(flight)
-            if self._ranks is not None:  # what a lost rank has left unfinished is no result
-                self._ranks.group.check()
+            if self.ranks is not None:  # what a lost rank has left unfinished is no result
+                self.ranks.group.check()
         if following is not None:
             self.launcher.begin_masks(following)
         if flight is not None:
@@ -147,14 +147,14 @@ class Engine:
         Raises RequestError if this model's outputs cannot be constrained. The future may hold a
         GrammarError.
         """
-        if self._grammars is None:
+        if self.grammars is None:
             reason = obstacle(self._tokenizer, self.info.eos_token_ids)
             if self._tokenizer is None:
                 reason = NO_TOKENIZER
             raise RequestError(
                 f"{spec.param}: outputs cannot be constrained: {reason}", param=spec.param
             )
-        return self._grammars.compile(spec)
+        return self.grammars.compile(spec)
 
     def add(self, request: Request, grammar: Grammar | None = None) -> None:
         """Accept a request. Raises RequestError, with nothing changed, if it can never be served.
@@ -185,7 +185,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return the counts and gauges for `/metrics`."""
-        return self.metrics.stats(self.scheduler, self.cache, self._grammars)
+        return self.metrics.stats(self.scheduler, self.cache, self.grammars)
 
     def check(self) -> None:
         """Raise AssertionError if a cache slot is lost or held twice."""
@@ -193,18 +193,18 @@ class Engine:
 
     def check_ranks(self) -> None:
         """Raise GroupLost if another rank of this engine has ended or is lost."""
-        if self._ranks is not None:
-            self._ranks.check()
+        if self.ranks is not None:
+            self.ranks.check()
 
     def shutdown(self) -> None:
         """Drop all requests, stop the worker threads and end the other ranks. The engine cannot be used
         afterwards."""
-        if self._ranks is not None:
-            self._ranks.close()
+        if self.ranks is not None:
+            self.ranks.close()
         self._in_flight = None
         self._requests.clear()
-        if self._grammars is not None:
-            self._grammars.close()
+        if self.grammars is not None:
+            self.grammars.close()
         self.launcher.masking.close()
         if self._publisher is not None:
             self._publisher.close()

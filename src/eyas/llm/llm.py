@@ -27,6 +27,7 @@ from eyas.config import (
 from eyas.core import Delta, Request, RequestError, SamplingParams, as_token_ids
 from eyas.dialect import Dialect, Segmenter, Wanted, find_dialect
 from eyas.draft import Drafter
+from eyas.engine.engine import Engine
 from eyas.engine.startup.build import build_engine
 from eyas.grammar import OutputSpec
 from eyas.llm.answers import empty_output, events, partials, to_values
@@ -162,10 +163,19 @@ class LLM:
         self._tokenizer = Tokenizer.from_directory_if_there(directory)
         self._template = ChatTemplate.from_directory(directory, self._tokenizer, template)
         self._defaults = sampling_defaults(directory)
-        self.engine = build_engine(self.config, progress, own_drafter)
+        self._shared = SharedEngine(build_engine(self.config, progress, own_drafter))
         self.info = self.engine.info
         self._numbers = count(1)
-        self._shared = SharedEngine(self.engine)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that runs all requests."""
+        return self._shared.engine
+
+    def replace_engine(self, engine: Engine) -> None:
+        """Run requests on another engine over the same model from now on. Raises ValueError if requests
+        are running."""
+        self._shared.replace(engine)
 
     @property
     def has_tokenizer(self) -> bool:

@@ -37,6 +37,13 @@ class SharedEngine:
                 self._is_closed = True
                 self.engine.shutdown()
 
+    def replace(self, engine: Engine) -> None:
+        """Use another engine from now on. Raises ValueError if requests are running."""
+        with self._turn():
+            if self.engine.has_work():
+                raise ValueError("the engine cannot be replaced while requests are running")
+            self.engine = engine
+
     def open(self, request: Request) -> None:
         """Add a request to the engine, with an inbox for its deltas."""
         self._require_usable()

@@ -25,7 +25,6 @@ from eyas.draft import (
     RootDrafter,
     TreeShape,
 )
-from eyas.engine.grammars import compile_pool
 from eyas.engine.startup.build import connect
 from eyas.engine.startup.drafting import MAX_FORCED
 from eyas.engine.startup.step_costs import with_adaptive_shape
@@ -71,23 +70,33 @@ class SwitchDrafter(DrafterWrapper):
 
 
 class Stage:
-    """An engine with a `SwitchDrafter`, and the lineups that it can run.
+    """A model's engine, replaced by one with a `SwitchDrafter`, and the lineups that it can run.
 
     llm: not used before, built for one drafter with a number of nodes (not "auto"), and without a
     prefix cache, since a prefix that was shared while one drafter was in use lacks the rows of
     another one.
-    with_grammars: whether outputs may be constrained, with forced spans in the trees.
+    with_forced_spans: whether lineups may add forced spans to trees.
     """
 
-    def __init__(self, llm: LLM, *, with_grammars: bool = False) -> None:
-        config, built = llm.config, llm.engine.drafter
+    def __init__(self, llm: LLM, *, with_forced_spans: bool = False) -> None:
+        config, engine = llm.config, llm.engine
+        built = engine.drafter
         assert config.draft.nodes != "auto" and not config.cache.prefix_cache
         self.llm = llm
         self.built = built
-        self.switch = SwitchDrafter(replace(built.shape, extra=MAX_FORCED * with_grammars))
+        self.switch = SwitchDrafter(replace(built.shape, extra=MAX_FORCED * with_forced_spans))
         tokenizer = llm.tokenizer if llm.has_tokenizer else None
-        grammars = compile_pool(config, llm.info, tokenizer) if with_grammars else None
-        llm.engine = connect(config, llm.engine.runner, self.switch, llm.info, tokenizer, grammars)
+        switched = connect(
+            config,
+            engine.runner,
+            self.switch,
+            llm.info,
+            tokenizer,
+            engine.grammars,
+            ranks=engine.ranks,
+        )
+        llm.replace_engine(switched)
+        engine.launcher.masking.close()
 
     @property
     def kind(self) -> str:
