@@ -455,6 +455,25 @@ def replace_id(request: Request, name: str) -> Request:
     )
 
 
+@EVERY_WAY
+def test_a_step_that_cannot_be_prepared_is_prepared_again(
+    undisturbed: Answers, monkeypatch: pytest.MonkeyPatch, flights: int, drafter: str
+) -> None:
+    engine = faulty_engine(drafter, flights, undisturbed)
+    plan_batch, calls = engine.launcher._plan_batch, [0]
+
+    def failing(*arguments: object) -> object:
+        calls[0] += 1
+        if calls[0] % 5 == 0:
+            raise RuntimeError("nothing to plan with")
+        return plan_batch(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine.launcher, "_plan_batch", failing)
+    answers = run(engine, [victim(), *neighbours()])
+    assert_same(answers, undisturbed)
+    assert engine.metrics.num_failed_steps == calls[0] // 5 > 0
+
+
 @FLIGHTS
 def test_results_that_cannot_be_read_end_their_batch(
     undisturbed: Answers, monkeypatch: pytest.MonkeyPatch, flights: int

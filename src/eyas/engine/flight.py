@@ -114,8 +114,7 @@ class Flight:
     is_constrained: whether a sequence of the step has a grammar.
     reads_automata: whether drafting or pruning reads automata before the forward pass, so that all
     earlier steps must have landed by then.
-    planned: the batch for the first drafter that is tried.
-    num_failed: drafters with which the step failed.
+    planned: the batch for the first drafter that is tried; None if it has to be planned again.
     proposed: the tree as the drafter proposed it.
     tree: the verified tree, which may lack proposed nodes that a grammar refused.
     masks: None if no sequence has a grammar.
@@ -133,7 +132,6 @@ class Flight:
     is_constrained: bool = False
     reads_automata: bool = False
     planned: PlannedBatch | None = None
-    num_failed: int = 0
     proposed: DraftTree | None = None
     tree: DraftTree | None = None
     masks: TreeMasks | None = None

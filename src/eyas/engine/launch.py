@@ -107,7 +107,6 @@ class Launcher:
             flight.planned = self._plan_batch(plan, graphs)
         except Exception:
             self._note_failure("a step could not be prepared")
-            flight.num_failed += 1
         return flight
 
     @torch.inference_mode()
@@ -117,13 +116,12 @@ class Launcher:
         On a CPU the nodes that a grammar refuses are removed before the forward pass. If
         `flight.reads_automata`, all earlier steps must have landed.
         """
-        for drafter in self.drafters[flight.num_failed :]:
+        for drafter in self.drafters:
             try:
                 planned = flight.planned or self._plan_batch(flight.plan, None)
                 self._draft_and_forward(flight, planned, drafter)
             except Exception:
                 self._note_failure("a step failed with the drafter %s", type(drafter).__name__)
-                flight.num_failed += 1
                 flight.planned = None
             else:
                 flight.drafter = drafter
