@@ -91,7 +91,7 @@ MUTATIONS = [
     Mutation(
         "noise is keyed by the next position",
         "ops/choose.py",
-        "choose_processed",
+        "_by_native",
         "keys = (seed_B[sequence_R], position_R.contiguous(), choice_B[sequence_R])",
         "keys = (seed_B[sequence_R], position_R + 1, choice_B[sequence_R])",
         VERIFIER + "a_token_is_the_argmax_of_logits_and_the_noise_of_its_position[0.8-root]",

@@ -192,34 +192,21 @@ def keys_of(seed: int, num: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     return seeds, *torch.randint(0, 9000, (2, num), generator=generator).unbind(0)
 
 
-@pytest.fixture
-def by_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Runs a function without compiled noise and choices."""
-
-    def run(function: Callable[..., Any], *arguments: Any) -> Any:
-        with monkeypatch.context() as patch:
-            for module in ("noise", "choose"):
-                patch.setattr(f"eyas.ops.{module}.compiled_steps", lambda device: None)
-            return function(*arguments)
-
-    return run
-
-
 @pytest.mark.parametrize("seed", SEEDS)
-def test_noise(seed: int, by_torch: Callable[..., Any]) -> None:
+def test_noise(seed: int) -> None:
     keys = keys_of(seed, 3)
-    expected_RV = by_torch(noise.gumbel, *keys, 1003)
-    found_RV = noise.gumbel(*keys, 1003)
+    native, by_torch = bodies(noise.gumbel)
+    expected_RV, found_RV = by_torch(*keys, 1003), native(*keys, 1003)
     assert torch.allclose(found_RV, expected_RV, rtol=1e-5, atol=1e-5)
     ids_RK = torch.randint(0, 1003, (3, 50), generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(noise.gumbel_at(*keys, ids_RK), found_RV.gather(1, ids_RK))
+    native_at, at_by_torch = bodies(noise.gumbel_at)
+    assert torch.equal(native_at(*keys, ids_RK), found_RV.gather(1, ids_RK))
+    assert torch.equal(at_by_torch(*keys, ids_RK), expected_RV.gather(1, ids_RK))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("noisy", [(True,) * 4, (True, False, True, False)])
-def test_choices_with_noise(
-    seed: int, noisy: tuple[bool, ...], by_torch: Callable[..., Any]
-) -> None:
+def test_choices_with_noise(seed: int, noisy: tuple[bool, ...]) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits_RV = torch.randn((9, 700), generator=generator) * (0.5, 3.0, 30.0)[seed % 3]
     logits_RV[1, 50:] = -INFINITE
@@ -228,8 +215,9 @@ def test_choices_with_noise(
     seed_B, position_R, choice_B = keys_of(seed, 9)
     sequence_R = torch.tensor([0, 0, 1, 1, 2, 3, 3, 0, 1])
     arguments = (logits_RV, sequence_R, position_R, temperature_B, seed_B, choice_B, noisy)
-    found_R = choose_processed(*arguments)
-    assert torch.equal(found_R, by_torch(choose_processed, *arguments))
+    native, by_torch = bodies(choose_processed)
+    found_R = native(*arguments)
+    assert torch.equal(found_R, by_torch(*arguments))
     assert found_R[2] == found_R[3] == -1 and (found_R[4:] >= 0).all() and found_R[1] < 50
 
 

@@ -111,7 +111,7 @@ def _by_native(
 ) -> tuple[Frontier, torch.Tensor]:
     steps = compiled_steps(tokens_BQJ.device)
     if steps is None:
-        return add_level.by_torch(tokens_BQJ, scores_BQJ, frontier, pool, start, keep)
+        return NotImplemented
     keep = min(keep, tokens_BQJ.shape[1] * tokens_BQJ.shape[2])
     *fields, parent_BQ = steps.add_level(tokens_BQJ, scores_BQJ, frontier, pool, start, keep)
     return Frontier(*fields), parent_BQ

@@ -65,7 +65,7 @@ def _by_native(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows = compiled_rows(stream_TD, weight)
     if rows is None:
-        return add_norm.by_torch(stream_TD, parts, weight, epsilon)
+        return NotImplemented
     if parts is not None and (parts.dim() > 2 or parts.dtype != stream_TD.dtype):
         stream_TD, parts = added(stream_TD, parts), None
     if parts is not None:

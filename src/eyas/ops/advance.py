@@ -59,9 +59,9 @@ def _by_native(
 ) -> None:
     steps = compiled_steps(report_BX.device)
     if steps is None:
-        advance.by_torch(report_BX, sequences, lengths_A, is_chain, padding_seat)
-    else:
-        steps.advance(sequences, report_BX, lengths_A, is_chain=is_chain, padding_seat=padding_seat)
+        return NotImplemented
+    steps.advance(sequences, report_BX, lengths_A, is_chain=is_chain, padding_seat=padding_seat)
+    return None
 
 
 @advance.kernel

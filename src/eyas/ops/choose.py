@@ -89,6 +89,7 @@ def unpack_mask(mask_RK: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return torch.nn.functional.pad(flat, (0, vocab_size - flat.shape[1]))
 
 
+@Operation
 def choose_processed(
     x_RV: torch.Tensor,
     sequence_R: torch.Tensor,
@@ -102,10 +103,6 @@ def choose_processed(
     already."""
     if not any(noisy):
         return _best(x_RV)
-    steps = compiled_steps(x_RV.device)
-    if steps is not None:
-        keys = (seed_B[sequence_R], position_R.contiguous(), choice_B[sequence_R])
-        return steps.best_with_noise(x_RV, keys, temperature_B[sequence_R], GUMBEL_SPAN)
     if all(noisy):
         return _best_with_noise(x_RV, seed_B[sequence_R], position_R, choice_B[sequence_R])
     chosen_R = _best(x_RV)
@@ -117,10 +114,26 @@ def choose_processed(
     return chosen_R
 
 
-def _best(x_RV: torch.Tensor) -> torch.Tensor:
+@choose_processed.native
+def _by_native(
+    x_RV: torch.Tensor,
+    sequence_R: torch.Tensor,
+    position_R: torch.Tensor,
+    temperature_B: torch.Tensor,
+    seed_B: torch.Tensor,
+    choice_B: torch.Tensor,
+    noisy: Sequence[bool],
+) -> torch.Tensor:
     steps = compiled_steps(x_RV.device)
-    if steps is not None:
+    if steps is None:
+        return NotImplemented
+    if not any(noisy):
         return steps.best(x_RV)
+    keys = (seed_B[sequence_R], position_R.contiguous(), choice_B[sequence_R])
+    return steps.best_with_noise(x_RV, keys, temperature_B[sequence_R], GUMBEL_SPAN)
+
+
+def _best(x_RV: torch.Tensor) -> torch.Tensor:
     best_R1 = x_RV.argmax(dim=1, keepdim=True)
     value_R1 = x_RV.gather(1, best_R1)
     return torch.where(value_R1.isfinite(), best_R1, -1).squeeze(1)

@@ -30,9 +30,10 @@ Result = TypeVar("Result")
 class Operation(Generic[First, Parameters, Result]):
     """A function whose first argument is on a device, with several bodies of the same parameters.
 
-    by_torch: runs on any device, and is the reference. by_kernel: runs where Triton kernels run;
-    by_native: elsewhere, with compiled C for some calls. Created as the decorator of the torch body;
-    `kernel` and `native` are the decorators of the others.
+    by_torch: runs on any device, and is the reference. by_kernel: runs where Triton kernels run.
+    by_native: runs elsewhere, with compiled C; it returns NotImplemented for a call that it leaves to
+    torch. Created as the decorator of the torch body; `kernel` and `native` are those of the others.
+    A body may call other operations.
     """
 
     def __init__(self, by_torch: Callable[Concatenate[First, Parameters], Result]) -> None:
@@ -55,5 +56,10 @@ class Operation(Generic[First, Parameters, Result]):
         return by_native
 
     def __call__(self, x: First, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        body = self.by_kernel if usable(x.device) else self.by_native or self.by_torch
-        return body(x, *args, **kwargs)
+        if usable(x.device):
+            return self.by_kernel(x, *args, **kwargs)
+        if self.by_native is not None:
+            result = self.by_native(x, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return self.by_torch(x, *args, **kwargs)

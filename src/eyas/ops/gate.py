@@ -71,7 +71,7 @@ def gate_by_vectors(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.
 @gate.kernel
 def _by_kernel(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tensor:
     if activation not in ("silu", "clamped_silu"):
-        return gate.by_torch(gate_up_T2F, activation)
+        return NotImplemented
     return _launcher()(gate_up_T2F, activation, pdl=gate_up_T2F.is_cuda)
 
 

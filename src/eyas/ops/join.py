@@ -57,8 +57,9 @@ def _by_native(
     embedding_first: bool,
 ) -> torch.Tensor:
     rows = compiled_rows(features_TF, embedding_VD, embedding_weight, feature_weight)
-    body = join.by_torch if rows is None or not embedding_VD.is_contiguous() else rows.join
-    return body(
+    if rows is None or not embedding_VD.is_contiguous():
+        return NotImplemented
+    return rows.join(
         tokens_T,
         positions_T,
         embedding_VD,

@@ -61,7 +61,7 @@ def _by_native(
 ) -> DraftTree:
     steps = compiled_steps(roots_B1.device)
     if steps is None:
-        return keep_best.by_torch(roots_B1, pool, size, nodes, is_chain)
+        return NotImplemented
     tokens_BW, parents_BW, sizes_B, score_BW = steps.keep_best(
         roots_B1, pool, size, nodes, is_chain=is_chain
     )

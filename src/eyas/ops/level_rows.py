@@ -120,9 +120,7 @@ def _by_native(
 ) -> Level:
     steps = compiled_steps(paths_BQP.device)
     if steps is None:
-        return level_rows.by_torch(
-            paths_BQP, above_BQ, parents_BW, states_RF, sequences, first_scratch, per_seat
-        )
+        return NotImplemented
     rows, inner = steps.level_rows(
         sequences, paths_BQP, above_BQ, parents_BW, first_scratch, per_seat
     )

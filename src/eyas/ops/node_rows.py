@@ -81,7 +81,7 @@ def node_rows(tree: DraftTree, sequences: TableSequences) -> NodeRows:
 def _by_native(tree: DraftTree, sequences: TableSequences) -> NodeRows:
     steps = compiled_steps(tree.device)
     if steps is None:
-        return node_rows.by_torch(tree, sequences)
+        return NotImplemented
     rows, grid_BW, slots_BW = steps.node_rows(
         sequences, tree.tokens_BW, tree.branch_parents, tree.sizes_B
     )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from eyas.native.steps import compiled_steps
+from eyas.ops.dispatch import Operation
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -60,27 +61,43 @@ def _rounds(word0: Any, word1: Any, word2: Any, key0: Any, key1: Any) -> list[An
     return [word0, word1, word2, word3]
 
 
+@Operation
 def gumbel(
     seeds_R: torch.Tensor, positions_R: torch.Tensor, choices_R: torch.Tensor, vocab_size: int
 ) -> torch.Tensor:
     """Standard Gumbel noise [R, V] float32 for the token chosen at each row's position."""
-    steps = compiled_steps(seeds_R.device)
-    if steps is not None:
-        return steps.all_gumbel(_keys(seeds_R, positions_R, choices_R), vocab_size)
     counters_1X = torch.arange(-(-vocab_size // 4), device=seeds_R.device).unsqueeze(0)
     words = philox(seeds_R, positions_R, choices_R, counters_1X)
     return _to_gumbel(words.view(words.shape[0], -1)[:, :vocab_size])
 
 
+@gumbel.native
+def _by_native(
+    seeds_R: torch.Tensor, positions_R: torch.Tensor, choices_R: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
+    steps = compiled_steps(seeds_R.device)
+    if steps is None:
+        return NotImplemented
+    return steps.all_gumbel(_keys(seeds_R, positions_R, choices_R), vocab_size)
+
+
+@Operation
 def gumbel_at(
     seeds_R: torch.Tensor, positions_R: torch.Tensor, choices_R: torch.Tensor, ids_RK: torch.Tensor
 ) -> torch.Tensor:
     """[R, K] the entries of `gumbel` at the given token ids."""
-    steps = compiled_steps(seeds_R.device)
-    if steps is not None:
-        return steps.gumbel(_keys(seeds_R, positions_R, choices_R), ids_RK)
     words = philox(seeds_R, positions_R, choices_R, ids_RK // 4)
     return _to_gumbel(words.gather(2, (ids_RK % 4).unsqueeze(2)).squeeze(2))
+
+
+@gumbel_at.native
+def _at_by_native(
+    seeds_R: torch.Tensor, positions_R: torch.Tensor, choices_R: torch.Tensor, ids_RK: torch.Tensor
+) -> torch.Tensor:
+    steps = compiled_steps(seeds_R.device)
+    if steps is None:
+        return NotImplemented
+    return steps.gumbel(_keys(seeds_R, positions_R, choices_R), ids_RK)
 
 
 def _keys(*keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

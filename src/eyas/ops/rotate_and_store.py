@@ -159,9 +159,7 @@ def _by_native(
     weight_NH = None if norm is None else norm.weight_NH
     rows = compiled_rows(heads, kv_S2GH, table_P2H, weight_NH)
     if rows is None or heads.dim() > 2 or kv_S2GH.shape[1] != 2 or kv_S2GH.shape[3] % 2:
-        return rotate_and_store.by_torch(
-            heads, angles, destination, num_query_heads, num_kv_heads, norm
-        )
+        return NotImplemented
     return rows.rotate_and_store(
         heads if heads.stride(1) == 1 else heads.contiguous(),
         table_P2H,

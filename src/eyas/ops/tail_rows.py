@@ -98,7 +98,7 @@ def _by_native(
 ) -> TailRows:
     steps = compiled_steps(made_A.device)
     if steps is None:
-        return tail_rows.by_torch(made_A, drafts_B, sequences, longest, null_slot)
+        return NotImplemented
     rows, grid_BP, slots_BP, of_sequences = steps.tail_rows(
         sequences, made_A, drafts_B, longest, null_slot
     )

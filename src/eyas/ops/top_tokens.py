@@ -82,19 +82,7 @@ def _by_native(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     steps = compiled_steps(logits_RU.device)
     if steps is None or filters is not None:
-        return top_tokens.by_torch(
-            logits_RU,
-            target_ids_U,
-            num_children,
-            vocab_size,
-            sequence_R,
-            position_R,
-            temperature_B,
-            seed_B,
-            choice_B,
-            beta_B,
-            filters,
-        )
+        return NotImplemented
     if sequence_R is None or temperature_B is None:
         return steps.top_tokens(logits_RU, target_ids_U, num_children)
     assert position_R is not None

@@ -32,7 +32,7 @@ def walk(chosen_BW: torch.Tensor, tree: DraftTree) -> torch.Tensor:
 def _by_native(chosen_BW: torch.Tensor, tree: DraftTree) -> torch.Tensor:
     steps = compiled_steps(chosen_BW.device)
     if steps is None:
-        return walk.by_torch(chosen_BW, tree)
+        return NotImplemented
     return steps.walk(chosen_BW, tree.tokens_BW, tree.branch_parents, tree.sizes_B)
 
 
