@@ -41,6 +41,11 @@ STORES = {
 }
 
 
+def rope_table(num_positions: int) -> RopeTable:
+    spec = RopeSpec("default", 10000.0, 8, is_interleaved=True)
+    return RopeTable(spec, num_positions, Compute(torch.float32, CPU))
+
+
 class Rows:
     """What a layer computes for the rows of two texts, and what the backend makes of it."""
 
@@ -57,8 +62,7 @@ class Rows:
         self.kv = kv
         self.backend = backend(kv)  # type: ignore[call-arg]
         self.sinks_N = noise(NUM_HEADS)
-        spec = RopeSpec("default", 10000.0, 8, is_interleaved=True)
-        self.table = RopeTable(spec, 200, Compute(torch.float32, CPU))
+        self.table = rope_table(200)
         self.noise, self.pooling = noise, {}
         self.num_inputs = HEAD_DIM
         if isinstance(self.store, CompressedStore):
@@ -150,6 +154,18 @@ def test_a_row_is_what_torch_computes_with_the_same_bits_in_any_pass(
     tree = again.nodes([27, 25], parents, 8).unflatten(0, (2, 8))
     for text, start in ((0, 27), (1, 25)):
         assert torch.equal(tree[text, [0, 1, 3, 5, 7]], whole[text][start : start + 5])
+
+
+@pytest.mark.parametrize("kind", ["sparse", "heavy"])
+def test_groups_beyond_the_last_position_have_its_angles(kind: str) -> None:
+    results = []
+    for backend in (TritonAttention, ReferenceAttention):
+        rows = Rows(kind, backend)
+        for text in range(2):
+            rows.chunk(text, 0, 33)
+        rows.table = rope_table(33)
+        results.append(rows.nodes([33, 33], None, 16))
+    torch.testing.assert_close(*results, rtol=0, atol=3e-6)
 
 
 @pytest.mark.parametrize("block", [8, 1024])

@@ -105,6 +105,7 @@ def test_they_compile_for_hopper_without_spilling() -> None:
                 },
                 8,
                 ("epsilon",),
+                ("last_angle",),
             )
             for index_dim, rate, span in ((128, 4, 8), (0, 128, 128))
         ],

@@ -109,6 +109,22 @@ def test_drafts_of_two_requests_at_once_change_nothing(saved: Path) -> None:
     assert answers[0] == answers[1]
 
 
+def test_drafts_may_go_beyond_the_last_position(saved: Path, tmp_path: Path) -> None:
+    draft_model = save_model(make_model("llama2"), tmp_path)
+    again = SamplingParams(
+        temperature=0, max_tokens=20, ignore_eos=True, logprobs=1, logit_bias={7: 100.0}
+    )
+    own = DraftConfig(drafter="model", model=str(draft_model), steps=8, topk=1, nodes=9)
+    answers = []
+    for draft in (DraftConfig(drafter="root"), own):
+        model = ModelConfig(path=str(saved), dtype="float32", max_model_len=40)
+        with LLM(config=EngineConfig(model=model, draft=draft)) as llm:
+            answers.append(llm.generate([[7] * 20], again)[0].choices[0])
+            assert llm.engine.metrics.num_failed_steps == 0
+    assert answers[0].token_ids == answers[1].token_ids == [7] * 20
+    assert answers[0].logprobs == answers[1].logprobs
+
+
 def test_it_cannot_be_a_draft_model_nor_the_model_of_a_trained_head(
     saved: Path, tmp_path: Path
 ) -> None:

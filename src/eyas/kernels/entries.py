@@ -81,11 +81,12 @@ def _gates(
 @triton.jit
 def _make_entry(
     position, own_slot, root, table, path, slots_AC, paths_BWP, slots_SD, bias_XC, weight_H,
-    table_P2H, slot_stride, epsilon,
+    table_P2H, last_angle, slot_stride, epsilon,
     INPUTS: tl.constexpr, ENTRY: tl.constexpr, HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr,
     RATE: tl.constexpr, SPAN: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """Write the entry of the group that ends at a position to the row's slot."""
+    """Write the entry of the group that ends at a position to the row's slot. last_angle: a draft may
+    go beyond the last position of the table."""
     inner_H = tl.arange(0, BLOCK_H)
     top_H = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     for first in range(0, SPAN, BLOCK_L):
@@ -113,7 +114,7 @@ def _make_entry(
     weight = tl.load(weight_H + inner_H, mask=is_inner, other=0.0).to(tl.float32)
     entry_H = normalized(entry_H, weight, HEAD_DIM, epsilon, True).to(dtype).to(tl.float32)
     cosine_1I, sine_1I = angles_of_pairs(
-        table_P2H, position + 1 - RATE, HEAD_DIM, ROTATED, BLOCK_H // 2
+        table_P2H, tl.minimum(position + 1 - RATE, last_angle), HEAD_DIM, ROTATED, BLOCK_H // 2
     )
     turned_1H = turned_pairs(entry_H[None, :], cosine_1I, sine_1I, 1, BLOCK_H // 2)
     inner_1H = inner_H[None, :]
@@ -125,7 +126,7 @@ def _make_entry(
 @triton.jit
 def make_entries_kernel(
     places_4T, write_slots_T, slots_AC, paths_BWP, slots_SD, bias_XC, weight_H, index_bias_XC,
-    index_weight_I, table_P2H, places_stride, slot_stride, epsilon,
+    index_weight_I, table_P2H, last_angle, places_stride, slot_stride, epsilon,
     HEAD_DIM: tl.constexpr, INDEX_DIM: tl.constexpr, ROTATED: tl.constexpr, RATE: tl.constexpr,
     SPAN: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_L: tl.constexpr,
     PDL: tl.constexpr,
@@ -145,13 +146,13 @@ def make_entries_kernel(
         if tl.program_id(1) == 0:
             _make_entry(
                 position, own_slot, root, table, path, slots_AC, paths_BWP, slots_SD, bias_XC,
-                weight_H, table_P2H, slot_stride, epsilon, HEAD_DIM, ENTRY, HEAD_DIM, ROTATED, RATE,
-                SPAN, BLOCK_H, BLOCK_L,
+                weight_H, table_P2H, last_angle, slot_stride, epsilon, HEAD_DIM, ENTRY, HEAD_DIM,
+                ROTATED, RATE, SPAN, BLOCK_H, BLOCK_L,
             )  # fmt: skip
         elif INDEX_DIM > 0:
             _make_entry(
                 position, own_slot, root, table, path, slots_AC, paths_BWP, slots_SD, index_bias_XC,
-                index_weight_I, table_P2H, slot_stride, epsilon, HEAD_DIM + 2 * OF_KEYS,
+                index_weight_I, table_P2H, last_angle, slot_stride, epsilon, HEAD_DIM + 2 * OF_KEYS,
                 ENTRY + HEAD_DIM, INDEX_DIM, ROTATED, RATE, SPAN, BLOCK_I, BLOCK_L,
             )  # fmt: skip
 
@@ -187,7 +188,7 @@ def make_entries(
     block, index_block = (max(16, triton.next_power_of_2(dim)) for dim in (head_dim, index_dim))
     make_entries_kernel[(len(write_slots_T), len(series))](
         places_4T, write_slots_T, slots_AC, paths_BWP, slots_SD, bias_XC, weight_H, index_bias_XC,
-        index_weight_I, table_P2H, places_4T.stride(0), slots_SD.stride(0), epsilon,
+        index_weight_I, table_P2H, len(table_P2H) - 1, places_4T.stride(0), slots_SD.stride(0), epsilon,
         HEAD_DIM=head_dim, INDEX_DIM=index_dim, ROTATED=table_P2H.shape[-1], RATE=rate, SPAN=span,
         BLOCK_H=block, BLOCK_I=index_block, BLOCK_L=POSITIONS, num_warps=4 if block <= 256 else 8,
         enable_fp_fusion=False, PDL=pdl, **launch_options(pdl),

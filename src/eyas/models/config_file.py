@@ -135,6 +135,13 @@ class ConfigFile:
                 raise self.error(
                     "rope_scaling", "stands beside rope_parameters of each layer type; remove it"
                 )
+            theta = values.get("rope_theta")
+            thetas = {"full_attention": theta, "sliding_attention": window_theta or theta}
+            nested = self.nested("rope_parameters")
+            values["rope_parameters"] = {
+                kind: {"rope_theta": default, **nested.nested(kind).values}
+                for kind, default in thetas.items()
+            }
         else:
             theta, scaling = self.number("rope_theta"), self.nested("rope_scaling").values
             values["rope_parameters"] = {
@@ -208,10 +215,10 @@ class ConfigFile:
         return None if self.values.get("sliding_window") is None else self.count("sliding_window")
 
     def flag(self, field: str, default: bool = False) -> bool:
-        """Return a boolean; `default` where the field is absent or null."""
-        value = self.values.get(field)
+        """Return a boolean; `default` where the field is absent. null is false, as in transformers."""
+        value = self.values.get(field, default)
         if value is None:
-            return default
+            return False
         if not isinstance(value, bool):
             raise self.error(field, f"must be true or false, not {value!r}")
         return value

@@ -60,7 +60,7 @@ def read_corrected_experts(config: ConfigFile) -> ExpertSpec:
         size="moe_intermediate_size",
         routing={
             "scoring": "sigmoid",
-            "normalizes": config.flag("norm_topk_prob", "norm_topk_prob" not in config.values),
+            "normalizes": config.flag("norm_topk_prob", True),
             "scale": config.number("routed_scaling_factor", 1.0),
             "num_groups": config.count("n_group", 1),
             "num_chosen_groups": config.count("topk_group", 1),

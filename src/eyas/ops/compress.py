@@ -64,7 +64,8 @@ def pooled(
     """Return entries [L, H]: sums over X positions weighted by a softmax of gates, normalised, turned.
 
     With overlap X is two groups, of which the first brings the first H columns and the second the
-    last. is_there_LX: False for positions before the sequence. starts_L: first position of the group.
+    last. is_there_LX: False for positions before the sequence. starts_L: first position of the group;
+    those of drafts that go beyond the last position of the table have its last angles.
     """
     rate, columns = pooling.bias_XC.shape
     span = inputs_LXC.shape[1]
@@ -82,7 +83,7 @@ def pooled(
     weights_LXC = powers_LXC / sum_in_halves(powers_LXC, 1).unsqueeze(1)
     entries_LH = sum_in_halves(inputs_LXC * weights_LXC, 1).to(pooling.weight.dtype)
     entries_LH = normalized(entries_LH, pooling.weight, pooling.epsilon)
-    cosine_LR, sine_LR = table_P2H[starts_L].squeeze(2).unbind(1)
+    cosine_LR, sine_LR = table_P2H[starts_L.clamp(max=len(table_P2H) - 1)].squeeze(2).unbind(1)
     return rotate_pairs(entries_LH, cosine_LR, sine_LR)
 
 

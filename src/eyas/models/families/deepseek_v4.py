@@ -235,7 +235,7 @@ def _ropes(config: ConfigFile) -> tuple[RopeSpec, RopeSpec]:
     """Return the rope of layers with a window alone, and that of layers with compressed entries.
 
     Both rotate the last dimensions of a head. Positions are scaled in the second alone, whose cosine
-    and sine are not (`attention_factor` 1 unless the file gives another).
+    and sine are not (`attention_factor` 1 unless the file gives another, or a rope for each kind).
     """
     head_dim = config.count("head_dim")
     rope = config.nested("rope_parameters").values or config.nested("rope_scaling").values
@@ -243,7 +243,7 @@ def _ropes(config: ConfigFile) -> tuple[RopeSpec, RopeSpec]:
     compress: dict[str, Any] = {"attention_factor": 1.0, **rope}
     compress["rope_theta"] = config.number("compress_rope_theta")
     if isinstance(rope.get("main"), dict) and isinstance(rope.get("compress"), dict):
-        main, compress = rope["main"], {"attention_factor": 1.0, **rope["compress"]}
+        main, compress = rope["main"], dict(rope["compress"])
     factor = config.optional_number("partial_rotary_factor") or compress.get(
         "partial_rotary_factor"
     )

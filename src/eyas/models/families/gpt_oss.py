@@ -42,9 +42,7 @@ def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
     for field, value in (("swiglu_alpha", ALPHA), ("swiglu_limit", LIMIT)):
         config.require(field, value, value, f"{value} is")
-    layers = range(config.count("num_hidden_layers"))
-    layer_types = [("sliding_attention", "full_attention")[layer % 2] for layer in layers]
-    config = config.with_defaults({**DEFAULTS, "layer_types": layer_types})
+    config = config.with_defaults(DEFAULTS).with_layer_types(every=2)
     if not config.values.get("rope_scaling"):
         config = config.with_defaults({"rope_parameters": DEFAULT_ROPE})
     spec = dense.read_dense(
@@ -60,6 +58,6 @@ def read(config: ConfigFile) -> ModelSpec:
     return replace(
         spec,
         experts=experts,
-        expert_layers=frozenset(layers),
+        expert_layers=frozenset(range(spec.num_layers)),
         traits=LayerTraits(activation="clamped_swiglu", has_sinks=True),
     )

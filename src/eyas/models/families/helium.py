@@ -14,6 +14,7 @@ DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 20,
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-8,
+    "rope_theta": 1e5,
 }
 """transformers' defaults of fields that a file may omit."""
 
