@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from eyas.attention import reference
+from eyas.attention.lanes import Lanes
 from eyas.attention.reference import ReferenceAttention
-from eyas.cache.store import LayerStore
+from eyas.attention.tiles import Tiles
+from eyas.cache.store import KVScales, LayerStore
 from eyas.models import cpu_has_bfloat16
 from eyas.native.attention import compiled
 from tests.attention.scenes import Lane, Scene, build, dense, random_parents
@@ -220,3 +222,22 @@ def test_a_row_has_the_same_bits_however_it_is_computed(
     assert torch.equal(tree, whole)
     crowd = [Lane(start, count, None), Lane(600, 3, None), Lane(0, 20, None)]
     assert torch.equal(run(crowd, list(range(count)), is_chain=False), whole)
+
+
+@pytest.mark.parametrize("head_dim", [4, 6, 10, 14, 20])
+def test_a_tile_gives_a_row_the_same_bits_in_any_place(head_dim: int) -> None:
+    """Of head dims that no model of any size has; compiled attention is tested with all dims."""
+    store = LayerStore(1, 1, head_dim)
+    generator = torch.Generator().manual_seed(0)
+    kv_S2GH = torch.randn(128, *store.slot_shape, generator=generator)
+    q_TNH = torch.randn(128, 1, head_dim, generator=generator)
+
+    def rows(start: int, stop: int) -> torch.Tensor:
+        positions = torch.arange(start, stop)
+        lanes = Lanes(torch.arange(128)[None], positions[None] - start, positions[None])
+        tiles = Tiles(lanes, store, (4,), torch.float32)
+        return tiles.run(q_TNH[start:stop], kv_S2GH, KVScales(), None)[: stop - start]
+
+    whole = rows(0, 128)
+    for start, stop in ((33, 66), (66, 99), (8, 16), (1, 2), (99, 128)):
+        assert torch.equal(rows(start, stop), whole[start:stop])

@@ -20,6 +20,9 @@ from eyas.attention.lanes import Lanes
 from eyas.cache.store import KVScales, LayerStore
 from eyas.ops.rotate_and_store import as_bytes
 
+WHOLE_DIMS = 8
+"""Head dims are filled up to a multiple of this: for one of 6 or 10 the bits of a float32 row depend on
+its place in a tile."""
 TILE_PRODUCT_ROWS = (4, 12, 32)
 """Rows of a tile's products (query heads of a group times tile height), smallest first."""
 
@@ -163,16 +166,17 @@ class Tiles:
         that of values of the output."""
         num_kv, head_dim = kv_S2GH.shape[2:]
         sinks_GJ = None if sinks_N is None else sinks_N.view(num_kv, self._per_kv)
-        scale = self._scale
-        if scales.key != 1.0:
-            scale = scales.key * (head_dim**-0.5 if scale is None else scale)
+        scale = scales.key * (head_dim**-0.5 if self._scale is None else self._scale)
         kv = as_bytes(kv_S2GH).index_select(0, self._slots).view(kv_S2GH.dtype).to(q_TNH.dtype)
         kv = kv.view(self._num_lanes, self._num_columns, -1, num_kv, head_dim)
+        q = q_TNH.index_select(0, self._query_rows)
+        if missing := -head_dim % WHOLE_DIMS:
+            kv, q = pad(kv, (0, missing)), pad(q, (0, missing))
+            head_dim += missing
         sides = kv.permute(2, 0, 3, 1, 4).unbind(0)
         # Values inside keys are taken with the rest of the row, whose sums are then dropped: torch's
         # blocked attention takes keys and values of one width alone.
         k_YGLH, v_YGLH = sides[0], sides[-1]
-        q = q_TNH.index_select(0, self._query_rows)
         q = q.view(self._num_places, self._height, num_kv, self._per_kv, head_dim)
         q = q.permute(0, 2, 3, 1, 4).reshape(
             self._num_places, num_kv, self._per_kv * self._height, head_dim
