@@ -1,4 +1,4 @@
-"""Every operation has two bodies that can stand in for each other."""
+"""Every operation has bodies that can stand in for each other."""
 
 from __future__ import annotations
 
@@ -25,10 +25,15 @@ OPERATIONS: list[Operation[Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-def test_an_operation_has_two_bodies_of_one_signature(operation: Operation[Any, Any, Any]) -> None:
+def test_an_operation_has_other_bodies_of_one_signature(
+    operation: Operation[Any, Any, Any],
+) -> None:
     assert isinstance(operation, Operation) and operation.__doc__
-    assert operation.by_kernel is not operation.by_torch
-    assert inspect.signature(operation.by_kernel) == inspect.signature(operation.by_torch)
+    others = {operation.by_kernel, operation.by_native} - {operation.by_torch, None}
+    assert others
+    for body in others:
+        assert body is not None
+        assert inspect.signature(body) == inspect.signature(operation.by_torch)
 
 
 def test_a_cpu_needs_no_triton() -> None:

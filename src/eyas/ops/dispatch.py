@@ -30,8 +30,8 @@ Result = TypeVar("Result")
 class Operation(Generic[First, Parameters, Result]):
     """A function whose first argument is on a device, with several bodies of the same parameters.
 
-    by_torch: runs on any device, and is the reference. by_kernel: runs where Triton kernels run.
-    by_native: runs elsewhere, with compiled C; it returns NotImplemented for a call that it leaves to
+    by_torch: runs on any device, and is the reference. by_kernel: runs where Triton kernels run;
+    by_native: elsewhere, with compiled C. Both return NotImplemented for a call that they leave to
     torch. Created as the decorator of the torch body; `kernel` and `native` are those of the others.
     A body may call other operations.
     """
@@ -56,10 +56,9 @@ class Operation(Generic[First, Parameters, Result]):
         return by_native
 
     def __call__(self, x: First, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        if usable(x.device):
-            return self.by_kernel(x, *args, **kwargs)
-        if self.by_native is not None:
-            result = self.by_native(x, *args, **kwargs)
+        body = self.by_kernel if usable(x.device) else self.by_native
+        if body is not None:
+            result = body(x, *args, **kwargs)
             if result is not NotImplemented:
                 return result
         return self.by_torch(x, *args, **kwargs)

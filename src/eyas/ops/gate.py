@@ -79,7 +79,7 @@ def _by_kernel(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tenso
 def _by_native(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tensor:
     rows = compiled_rows(gate_up_T2F) if activation == "silu" else None
     if rows is None:
-        return gate.by_torch(gate_up_T2F, activation)
+        return NotImplemented
     return rows.gate(gate_up_T2F if gate_up_T2F.stride(1) == 1 else gate_up_T2F.contiguous())
 
 

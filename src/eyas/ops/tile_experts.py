@@ -52,5 +52,5 @@ def _by_kernel(
     from eyas.kernels.experts import tile_experts as launch
 
     if experts_TK.numel() > MAX_TILED:
-        return tile_experts.by_torch(experts_TK, num_experts, tile_rows)
+        return NotImplemented
     return launch(experts_TK, tile_rows, pdl=experts_TK.is_cuda)
