@@ -302,7 +302,7 @@ def slow(
     vocabulary = Vocabulary.of(tokenizer, info.vocab_size, info.eos_token_ids)
     backend = Slow(build_backend("llguidance", vocabulary))
     pool = CompilePool(backend, deadline_seconds=3.0 if is_short else 300)
-    monkeypatch.setattr(llm.engine, "_grammars", pool)
+    monkeypatch.setattr(llm.engine, "grammars", pool)
     yield llm, backend, pool
     backend.go.set()
     pool.close()

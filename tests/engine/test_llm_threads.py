@@ -30,7 +30,7 @@ def conversation(question: str) -> list[dict[str, str]]:
 def llm() -> Iterator[LLM]:
     with LLM(max_num_seqs=8, num_slots=3000, draft_nodes=4, draft_topk=1) as llm:
         yield llm
-        if not llm._shared._is_closed:
+        if not llm.shared_engine._is_closed:
             llm.engine.check()
 
 
@@ -68,7 +68,7 @@ def test_a_thread_that_steps_lets_a_thread_that_waits_go_first(llm: LLM) -> None
         if not order:
             other.start()
             while (
-                not llm._shared._next_turn.locked()
+                not llm.shared_engine._next_turn.locked()
             ):  # the other thread waits for this step to end
                 other.join(0.001)
         order.append("step")
@@ -126,7 +126,7 @@ def test_a_forked_process_is_told_to_make_its_own(
 ) -> None:
     before = llm.generate("The eagle", GREEDY)[0].token_ids
     with monkeypatch.context() as forked:
-        forked.setattr(llm._shared, "_process", llm._shared._process + 1)
+        forked.setattr(llm.shared_engine, "_process", llm.shared_engine._process + 1)
         with pytest.raises(ValueError, match="make an LLM in each process"):
             llm.generate("The eagle", GREEDY, output=Regex("[0-9]{2}"))
         llm.close()  # leaves alone what it shares with its parent

@@ -317,6 +317,13 @@ def test_completions_stop_after_sixteen_tokens_by_default(api: openai.OpenAI, fa
     assert answer.choices[0].finish_reason == "length"
 
 
+def bytes_of(token: str) -> bytes:
+    """Of a token in a completion's log-probabilities."""
+    if not token.startswith("bytes:"):
+        return token.encode()
+    return bytes(int(pair, 16) for pair in token.removeprefix("bytes:").split("\\x")[1:])
+
+
 def test_completion_logprobs_line_up_with_the_text(api: openai.OpenAI, fake: FakeClient):
     answer = api.completions.create(model="tiny", prompt="Hello", max_tokens=400, logprobs=2)
     logprobs = answer.choices[0].logprobs
@@ -324,7 +331,13 @@ def test_completion_logprobs_line_up_with_the_text(api: openai.OpenAI, fake: Fak
     assert len(logprobs.tokens) == len(logprobs.text_offset) == len(ids)
     assert logprobs.token_logprobs == [-(i % 7) / 8 for i in ids]
     for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
-        assert "\ufffd" in token or ANSWER[offset:].startswith(token)
+        assert token.startswith("bytes:") or ANSWER[offset:].startswith(token)
+    assert b"".join(map(bytes_of, logprobs.tokens)).decode() == ANSWER
+    assert any(token.startswith("bytes:") for token in logprobs.tokens)
+    for token, own, top in zip(
+        logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
+    ):
+        assert top.get(token, own) == own
 
 
 def test_echo_repeats_the_prompt_and_scores_it(api: openai.OpenAI, fake: FakeClient):
@@ -340,7 +353,7 @@ def test_echo_repeats_the_prompt_and_scores_it(api: openai.OpenAI, fake: FakeCli
             assert logprobs.token_logprobs[0] is None
             assert all(value is not None for value in logprobs.token_logprobs[1:])
             for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
-                assert "\ufffd" in token or text[offset:].startswith(token)
+                assert token.startswith("bytes:") or text[offset:].startswith(token)
         assert (answer.usage.completion_tokens == 0) == (max_tokens == 0)
     chunks = api.completions.create(
         model="tiny", prompt=prompt, max_tokens=400, echo=True, stream=True

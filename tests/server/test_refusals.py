@@ -311,11 +311,15 @@ def test_more_answers_than_ever_fit_are_refused_for_good(directory):
         live_server(FakeClient(directory), max_queued=4) as server,
         httpx.Client(base_url=server.url) as http,
     ):
-        for path, body in (
-            (CHAT, {"messages": USER, "n": 5}),
-            (TEXT, {"prompt": ["x", "y"], "n": 3}),
-            ("/generate", {"text": ["x"] * 5}),
+        for path, body, param in (
+            (CHAT, {"messages": USER, "n": 5}, "n"),
+            (TEXT, {"prompt": ["x", "y"], "n": 3}, "n"),
+            (TEXT, {"prompt": ["x"] * 5}, "prompt"),
+            ("/generate", {"text": ["x"] * 5}, "text"),
+            ("/generate", {"input_ids": [[1]] * 5}, "input_ids"),
+            ("/generate", {"text": "x", "sampling_params": {"n": 5}}, "sampling_params.n"),
         ):
             error = error_of(http, path, body)
-            assert "at most 4 answers at a time" in error["message"]
+            assert error["message"].startswith(f"{param}: a client may have at most 4 answers at")
+            assert error["param"] == param
         assert http.post(CHAT, json={"messages": USER, "n": 4}).status_code == 200

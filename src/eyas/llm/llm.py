@@ -163,19 +163,14 @@ class LLM:
         self._tokenizer = Tokenizer.from_directory_if_there(directory)
         self._template = ChatTemplate.from_directory(directory, self._tokenizer, template)
         self._defaults = sampling_defaults(directory)
-        self._shared = SharedEngine(build_engine(self.config, progress, own_drafter))
+        self.shared_engine = SharedEngine(build_engine(self.config, progress, own_drafter))
         self.info = self.engine.info
         self._numbers = count(1)
 
     @property
     def engine(self) -> Engine:
         """The engine that runs all requests."""
-        return self._shared.engine
-
-    def replace_engine(self, engine: Engine) -> None:
-        """Run requests on another engine over the same model from now on. Raises ValueError if requests
-        are running."""
-        self._shared.replace(engine)
+        return self.shared_engine.engine
 
     @property
     def has_tokenizer(self) -> bool:
@@ -580,7 +575,7 @@ class LLM:
 
     def close(self) -> None:
         """Shut the engine down. Requests that are running raise ValueError."""
-        self._shared.close()
+        self.shared_engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -669,19 +664,19 @@ class LLM:
         try:
             for request, prompt in zip(requests, asked, strict=True):
                 with naming("prompt", prompt.param):
-                    self._shared.open(request)
+                    self.shared_engine.open(request)
             for request, prompt in zip(requests, asked, strict=True):
                 outputs.append(self._collect(request, prompt))
         finally:
             for request in requests:
-                self._shared.end(request)
+                self.shared_engine.end(request)
         return outputs
 
     def _collect(self, request: Request, asked: EncodedPrompt) -> GenerationOutput:
         """Step until all choices of a request have ended. Returns its output."""
         output = empty_output(request)
         segmenters = asked.segmenters(request.params.n)
-        for delta in self._shared.deltas(request):
+        for delta in self.shared_engine.deltas(request):
             output.absorb(delta, events(delta, segmenters))
         return output
 
@@ -699,9 +694,9 @@ class LLM:
 
     def _open_and_close(self, request: Request) -> Iterator[Delta]:
         """Open a request, yield an empty delta and then its deltas, and close it at the end."""
-        self._shared.open(request)
+        self.shared_engine.open(request)
         try:
             yield Delta(request_id=request.id)
-            yield from self._shared.deltas(request)
+            yield from self.shared_engine.deltas(request)
         finally:
-            self._shared.end(request)
+            self.shared_engine.end(request)

@@ -96,7 +96,10 @@ class Answer:
         for request in self._requests:
             request.client = self._service.client_of(http)
         if self._num_choices > self._service.options.max_queued_each:
-            raise errors.too_many_choices(self._num_choices, self._service.options.max_queued_each)
+            of = self._format
+            param = of.choices_param if self._num_per_prompt > 1 else of.prompt_param
+            limit = self._service.options.max_queued_each
+            raise errors.too_many_choices(self._num_choices, limit, param)
         if self._format.repeats or not streams:
             self._check_size()
         by_token = streams and self._granularity == "token"

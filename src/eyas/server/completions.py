@@ -210,7 +210,7 @@ class _LogprobWriter:
         }
         for entry in entries:
             token_id = next(unscored) if entry is None else entry.token_id
-            lists["tokens"].append(token_text(tokenizer, token_id))
+            lists["tokens"].append(_shown(tokenizer, token_id))
             lists["text_offset"].append(self._offset)
             if self._detokenizer is not None:
                 self._offset += len(self._detokenizer.push(token_id))
@@ -219,6 +219,20 @@ class _LogprobWriter:
                 lists["top_logprobs"].append(None)
             else:
                 lists["token_logprobs"].append(finite(entry.logprob))
-                pairs = {token_text(tokenizer, token): finite(lp) for token, lp in entry.top}
+                pairs: dict[str, float] = {}
+                for token, logprob in entry.top:  # the most likely first
+                    pairs.setdefault(_shown(tokenizer, token), finite(logprob))
                 lists["top_logprobs"].append(to_raw_json(pairs))
         return dict(lists)
+
+
+def _shown(tokenizer: Tokenizer | None, token_id: int) -> str:
+    """Return the text of a token; its bytes if they are no whole characters, as OpenAI wrote them
+    (`bytes:\\xe6`), so that tokens do not look alike."""
+    if tokenizer is None:
+        return token_text(tokenizer, token_id)
+    data = tokenizer.token_bytes(token_id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -82,12 +82,15 @@ def shift_marks(marks: Sequence[Mark], num_chars: int) -> list[Mark]:
 class AnswerFormat(ABC):
     """Formats an answer: as the events of a stream, or as one object.
 
-    logprobs_param: the field that requests log-probabilities. prompt_copies: how many of a prompt's
+    logprobs_param, choices_param, prompt_param: the fields that request log-probabilities, several
+    choices, and several prompts. prompt_copies: how many of a prompt's
     choices include the prompt's log-probabilities. repeats: each event contains the whole output so
     far. end_of_stream: what follows the last event.
     """
 
     logprobs_param: str = "logprobs"
+    choices_param: str = "n"
+    prompt_param: str = "prompt"
     prompt_copies: int = 1
     repeats: bool = False
     end_of_stream: bytes = DONE_EVENT

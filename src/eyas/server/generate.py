@@ -111,6 +111,7 @@ class GenerateFormat(AnswerFormat):
     """Formats one answer as SGLang's objects. Each event of a stream repeats the output so far."""
 
     logprobs_param = "return_logprob"
+    choices_param = "sampling_params.n"
     repeats = True
 
     def __init__(
@@ -121,6 +122,7 @@ class GenerateFormat(AnswerFormat):
         body: GenerateBody,
         eos_token_ids: frozenset[int],
     ) -> None:
+        self.prompt_param = "input_ids" if body.text is None else "text"
         self._tokenizer = tokenizer
         self._id = body.rid or answer_id
         self._requests = requests

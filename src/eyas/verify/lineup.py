@@ -95,7 +95,7 @@ class Stage:
             engine.grammars,
             ranks=engine.ranks,
         )
-        llm.replace_engine(switched)
+        llm.shared_engine.replace(switched)
         engine.launcher.masking.close()
 
     @property

@@ -22,6 +22,7 @@ from eyas.server.http.errors import ApiError
 from eyas.server.http.excerpts import excerpt_at
 from eyas.server.http.json_text import JsonPath, json_object, path_text
 from eyas.server.http.thread_pool import FairThreadPool
+from eyas.server.http.unsupported import UNSUPPORTED
 
 Body = TypeVar("Body", bound=StrictModel)
 
@@ -31,46 +32,6 @@ PROGRESS_BYTES = 64 * 1024
 """An upload makes progress when so many more bytes have arrived: single bytes do not count."""
 STALLED_SECONDS = 1.0
 """An upload without progress for so long can be ended when memory is needed."""
-
-_UNSUPPORTED = {
-    "grammar": "is not supported; send ebnf, or structured_outputs with grammar",
-    "format": "is not supported; send response_format",
-    "guided_options_request": "is not supported; send structured_outputs",
-    **dict.fromkeys(
-        ("functions", "function_call"), "is OpenAI's old form; send tools and tool_choice"
-    ),
-    **dict.fromkeys(
-        ("lora", "lora_request", "lora_adapter", "lora_path", "adapter", "adapters"),
-        "adapters are not supported",
-    ),
-    "chat_template": "templates of a request are not accepted; the model's own is used",
-    "documents": "is not supported; put them into a message",
-    "truncate_prompt_tokens": "is not supported; send a shorter prompt",
-    **dict.fromkeys(
-        ("bad_words", "bad_words_ids", "allowed_token_ids"),
-        "is not supported; send logit_bias, or what the output must be as structured_outputs",
-    ),
-    **dict.fromkeys(
-        ("logits_processors", "custom_logit_processor", "custom_params"),
-        "requests cannot bring code; send logit_bias or structured_outputs",
-    ),
-    **dict.fromkeys(
-        ("audio", "image_data", "audio_data", "video_data", "mm_processor_kwargs"),
-        "the model reads and writes text alone",
-    ),
-    **dict.fromkeys(
-        ("prompt_embeds", "input_embeds", "return_hidden_states"),
-        "requests and answers are texts and token ids; leave it out",
-    ),
-    "web_search_options": "the server calls no tools; send tools, and their results as messages",
-    "max_completion_tokens": "is for chats; send max_tokens, or max_output_tokens in /v1/responses",
-    **dict.fromkeys(
-        ("enable_thinking", "thinking"),
-        'is not supported; send chat_template_kwargs with {"enable_thinking": ...}',
-    ),
-    "extra_body": "is the client's own option; send its members as fields of the request",
-    "reasoning": "is not supported; send reasoning_effort",
-}
 
 _PLAIN_TEXTS = frozenset(
     {"content", "text", "refusal", "reasoning_content", "reasoning", "arguments", "output"}
@@ -213,11 +174,11 @@ async def parse_off_event_loop(
 def parse(body: bytes, kind: type[Body]) -> Body:
     """Return the body as a model of type `kind`. ApiError 400 names the field and the problem."""
     value = json_object(body, is_plain_text=_is_plain_text)
-    for name, remedy in _UNSUPPORTED.items():
-        if value.get(name) is not None and name not in kind.model_fields:
+    for name, unsupported in UNSUPPORTED.items():
+        if value.get(name) is not None and name not in kind.known_names:
             raise ApiError(
                 Code.UNSUPPORTED_PARAMETER,
-                f"{name}: {remedy}",
+                f"{name}: {unsupported.message(kind.known_names)}",
                 param=name,
                 excerpt=excerpt_at(value, name),
             )

@@ -117,13 +117,13 @@ class ApiError(Exception):
         )
 
 
-def too_many_choices(num_choices: int, max_queued: int) -> ApiError:
-    """Return the error for more answers than the queue can ever hold."""
+def too_many_choices(num_choices: int, max_queued: int, param: str) -> ApiError:
+    """Return the error for more answers than the queue can ever hold for one client."""
     return ApiError(
         Code.TOO_MANY_CHOICES,
-        f"n: this server works on at most {max_queued} answers at a time, running or waiting, and "
+        f"{param}: a client may have at most {max_queued} answers at a time, running or waiting, and "
         f"this request asks for {num_choices}; ask for fewer",
-        param="n",
+        param=param,
     )
 
 
