@@ -28,11 +28,20 @@ SCHEMA = {
         "whitespace{0, 77} \n": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
         "o": {"type": "object", "additionalProperties": False},
         "any": {},
+        "of": {"const": {"z": 1, "l": [1, {}, "{ , :"]}},
+        "one of": {"enum": [0, [], [2, [None]]]},
     },
     "required": ["a"],
     "additionalProperties": False,
 }
-VALUE = {"a": 1, "whitespace{0, 77} \n": [1, 2], "o": {}, "any": {"b": [True, {}], "c": "x  y"}}
+VALUE = {
+    "a": 1,
+    "whitespace{0, 77} \n": [1, 2],
+    "o": {},
+    "any": {"b": [True, {}], "c": "x  y"},
+    "of": {"z": 1, "l": [1, {}, "{ , :"]},
+    "one of": [2, [None]],
+}
 
 
 def node(schema: Any = SCHEMA, **options: Any) -> Json:

@@ -152,7 +152,7 @@ def _schema_grammar(node: Json, xgrammar: Any, default: Spacing) -> str:
     """Insert white space and separators, since the library has not all of them as options, and the
     rules of patterns, which it reads wrongly: it lets "11" through ^1(?:-1+)?$."""
     strings = _Strings(node.schema)
-    schema = strings.named(parsed_json(node.schema, "the schema"))
+    schema = strings.named(_spelled(parsed_json(node.schema, "the schema")))
     spacing = spacing_of(node, default)
     grammar = xgrammar.Grammar.from_json_schema(
         json.dumps(schema),
@@ -175,6 +175,36 @@ def _schema_grammar(node: Json, xgrammar: Any, default: Spacing) -> str:
 
     text = strings.put(_PLACE.sub(spaced, text))
     return f"{text}\n{white} ::= {_in_ebnf(spacing.white_space)}\n" if white else text
+
+
+_BESIDE_VALUES = {"const", "enum", "type"}
+
+
+def _spelled(schema: Any) -> Any:
+    """Return the schema with objects and lists that it names by value as schemas of their members: the
+    library writes such a value as one text, in which no white space may stand."""
+    if not isinstance(schema, dict):
+        return schema
+    schema = schemas.with_children(schema, _spelled)
+    values = [schema["const"]] if "const" in schema else schema.get("enum", ())
+    parts = [value for value in values if isinstance(value, dict | list)]
+    if not parts or not schema.keys() <= _BESIDE_VALUES:
+        return schema
+    plain = [value for value in values if not isinstance(value, dict | list)]
+    options = [*([{"enum": plain}] if plain else []), *map(_literal, parts)]
+    return options[0] if len(options) == 1 else {"anyOf": options}
+
+
+def _literal(value: Any) -> dict[str, Any]:
+    """Return the schema of one value."""
+    if isinstance(value, dict):
+        members = {name: _literal(member) for name, member in value.items()}
+        closed = {"required": list(value), "additionalProperties": False}
+        return {"type": "object", "properties": members, **closed}
+    if isinstance(value, list):
+        size = {"minItems": len(value), "maxItems": len(value), "items": False}
+        return {"type": "array", "prefixItems": [_literal(item) for item in value], **size}
+    return {"const": value}
 
 
 class _Strings:
