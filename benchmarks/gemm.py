@@ -25,10 +25,10 @@ import torch.nn.functional as F
 import triton
 
 from eyas.kernels import has_warpgroups
-from eyas.kernels.activation import gated_silu
+from eyas.kernels.add_norm import add_norm
+from eyas.kernels.gate import gated_silu
 from eyas.kernels.gemm import product
-from eyas.kernels.norm import add_norm
-from eyas.kernels.rope import rotate_and_store
+from eyas.kernels.rotate_and_store import rotate_and_store
 from eyas.kernels.tiles import FOLDED_TILES, grouped_tiles_for, persistent_tiles_for, tiles_for
 from eyas.layers.gemm import apply
 from eyas.layers.gemm.search import fastest

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import torch
 
-from eyas.kernels import grow, lookup, merge, rank
+from eyas.kernels import lookup, merge_trees
+from eyas.kernels.add_level import add_level
+from eyas.kernels.keep_best import keep_best
+from eyas.kernels.top_tokens import top
 from eyas.verify.machine import describe_run, write_result
 
 VOCAB, DRAFT_VOCAB = 128256, 32000
@@ -66,10 +69,10 @@ def time_rank(pdl: bool) -> dict[str, float]:
                 lambda x=logits, c=children: ids[x.log_softmax(dim=1).topk(c, dim=1).indices]
             )
             found[name] = microseconds(
-                lambda x=logits, c=children: rank.top(x, c, target_ids_U=ids, pdl=pdl)
+                lambda x=logits, c=children: top(x, c, target_ids_U=ids, pdl=pdl)
             )
             found[f"{name}, noise"] = microseconds(
-                lambda x=logits, c=children, n=noise: rank.top(x, c, target_ids_U=ids, pdl=pdl, **n)
+                lambda x=logits, c=children, n=noise: top(x, c, target_ids_U=ids, pdl=pdl, **n)
             )
     return found
 
@@ -97,14 +100,12 @@ def time_growth(pdl: bool) -> dict[str, float]:
             roots = tokens[:, 0, :1].contiguous()
             name = f"{num} trees of {steps}/{topk}/{nodes}"
             found[f"extend, {name}"] = microseconds(
-                lambda a=(tokens, children, frontier, pool, size - topk * topk, topk): grow.extend(
+                lambda a=(tokens, children, frontier, pool, size - topk * topk, topk): add_level(
                     *a, pdl=pdl
                 )
             )
             found[f"finish, {name}"] = microseconds(
-                lambda a=(pool, size, roots, nodes), c=topk == 1: grow.finish(
-                    *a, is_chain=c, pdl=pdl
-                )
+                lambda a=(pool, size, roots, nodes), c=topk == 1: keep_best(*a, is_chain=c, pdl=pdl)
             )
     return found
 
@@ -126,7 +127,7 @@ def time_merge(pdl: bool) -> dict[str, float]:
             tokens, parents, sizes = trees[old]
             known = (tokens, parents, torch.zeros_like(tokens), sizes)
             found[f"merge, {num} trees of {new} into {old} nodes"] = microseconds(
-                lambda a=(known, trees[new], 1, old + new - 1): merge.merge_trees(*a, pdl=pdl)
+                lambda a=(known, trees[new], 1, old + new - 1): merge_trees.merge_trees(*a, pdl=pdl)
             )
     return found
 

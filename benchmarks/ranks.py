@@ -39,7 +39,7 @@ def ranks_of(server: subprocess.Popen[bytes]) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(server.pid).children(recursive=True):
         try:
-            if "eyas.engine.follower" in child.cmdline():
+            if "eyas.engine.rank_main" in child.cmdline():
                 found.append(child)
         except psutil.Error:
             continue

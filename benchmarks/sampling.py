@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 
 from eyas.core import SamplingParams
+from eyas.kernels.advance import advance
 from eyas.kernels.choose import choose
-from eyas.kernels.filters import floors
-from eyas.kernels.walk import advance, walk
+from eyas.kernels.scale_and_filter import floors
+from eyas.kernels.walk import walk
 from eyas.sampling import BatchParams, SequenceParams, sample
 from eyas.sampling.process import SamplingRows
 

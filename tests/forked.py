@@ -69,7 +69,7 @@ def _serve(address: str) -> None:
     import importlib
 
     for name in (
-        *("eyas.engine.worker", "eyas.engine.startup.build", "eyas.engine.follower"),
+        *("eyas.engine.worker", "eyas.engine.startup.build", "eyas.engine.rank_main"),
         *("eyas.engine.handover", "eyas.text", "eyas.cli"),
         *("eyas.server.process.launch", "tests.server.forked_serve"),
     ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from eyas.cache.store import KVScales
 from eyas.config import EngineConfig
-from eyas.engine.follower import end_process
+from eyas.engine.rank_main import end_process
 from eyas.engine.startup.load import find_order, longest_sequence
 from eyas.models import Decoder, resolve_dtype
 from eyas.models.sharding import of_rank

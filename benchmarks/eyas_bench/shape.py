@@ -14,7 +14,7 @@ import msgspec
 from eyas.children import freeze_loaded, python_command
 from eyas.config import DraftConfig, EngineConfig
 from eyas.engine.engine import Engine
-from eyas.engine.ranks import Ranks, shard_of
+from eyas.engine.rank_group import Ranks, shard_of
 from eyas.engine.startup.build import assemble
 from eyas.engine.startup.drafting import Drafting
 from eyas.engine.startup.load import Parts, find_order, longest_sequence, open_hardware

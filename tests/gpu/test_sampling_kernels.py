@@ -133,7 +133,7 @@ def test_two_thousand_rows_choose_as_each_alone(params: SamplingParams) -> None:
 
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(50, 1, 0), (0, 0.9, 0), (300, 0.97, 0.01)])
 def test_floors_leave_what_sorted_logits_leave(top_k: int, top_p: float, min_p: float) -> None:
-    from eyas.kernels.filters import floors
+    from eyas.kernels.scale_and_filter import floors
 
     num, vocab = 96, 128256
     logits = some_logits(num, vocab, seed=9)
@@ -184,7 +184,8 @@ def test_unusual_parameters_run_on_the_device_too(request: pytest.FixtureRequest
 @pytest.mark.parametrize("is_chain", [False, True])
 def test_a_captured_verdict_follows_its_inputs(is_chain: bool) -> None:
     """sample, walk and advance in one graph; logits, tree and parameters change between replays."""
-    from eyas.kernels.walk import advance, walk
+    from eyas.kernels.advance import advance
+    from eyas.kernels.walk import walk
 
     num, padded, width, vocab, seats = 5, 6, 4, 32000, 9
     draw = random.Random(8)

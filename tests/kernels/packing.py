@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from eyas.kernels import gemm
-from eyas.kernels.activation import gated_silu
+from eyas.kernels.gate import gated_silu
 from eyas.kernels.packed import STEP, Layout, PackedWeight
 from eyas.kernels.tiles import Tile
 from eyas.ops.dequantise import arrange, dequantised

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.kernels import gemm
-from eyas.kernels.activation import gated_silu
+from eyas.kernels.gate import gated_silu
 from eyas.kernels.packed import Layout, PackedWeight
 from eyas.layers import linear as linear_module
 from eyas.layers.compute import Compute

@@ -157,7 +157,7 @@ def test_they_compile_for_hopper_without_spilling() -> None:
             ("num_entries",),
         ),
         job(
-            "turn:turn_heads_kernel",
+            "rotate_heads:rotate_heads_kernel",
             {
                 **dict.fromkeys(("x_TNH", "weight_H", "table_P2H", "out_TNH"), "*bf16"),
                 **rows("positions_T"),
@@ -178,10 +178,10 @@ def test_they_compile_for_hopper_without_spilling() -> None:
         ),
         *[
             job(
-                "turn:turn_shared_kernel",
+                "rotate_heads:rotate_shared_kernel",
                 {
                     **dict.fromkeys(
-                        ("q_TX", "kv_TX", "weight_H", "table_P2H", "turned_TX"), "*bf16"
+                        ("q_TX", "kv_TX", "weight_H", "table_P2H", "rotated_TX"), "*bf16"
                     ),
                     **rows("positions_T"),
                 },

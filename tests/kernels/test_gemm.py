@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.kernels import has_warpgroups
-from eyas.kernels.activation import gated_silu
+from eyas.kernels.gate import gated_silu
 from eyas.kernels.gemm import (
     LINE_BYTES,
     MOST_LINES,

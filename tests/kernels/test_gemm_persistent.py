@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.kernels.activation import gated_silu
+from eyas.kernels.gate import gated_silu
 from eyas.kernels.gemm import gated_product, product
 from eyas.kernels.tiles import (
     GROUP_ROWS,

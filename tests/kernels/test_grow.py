@@ -8,7 +8,8 @@ import torch
 from eyas.draft import TreeShape
 from eyas.draft.grow import Frontier, Pool
 from eyas.draft_tree import DraftTree
-from eyas.kernels.grow import extend, finish
+from eyas.kernels.add_level import add_level as launch_add_level
+from eyas.kernels.keep_best import keep_best as launch_keep_best
 from eyas.ops.add_level import add_level
 from eyas.ops.keep_best import keep_best
 from tests.kernels.bodies import take_kernels
@@ -116,7 +117,7 @@ def test_nothing_is_written_beside_the_level(device: torch.device) -> None:
         torch.zeros(3, 3, device=device),
         torch.ones(3, 3, 1, dtype=torch.int64, device=device),
     )
-    extend(tokens.to(device), scores.to(device), frontier, pool, 4, 3)
+    launch_add_level(tokens.to(device), scores.to(device), frontier, pool, 4, 3)
     for stored in pool:
         untouched = stored.cpu().nan_to_num(nan=-77.0)
         assert bool((untouched[:, :4] == -77).all() and (untouched[:, 13:] == -77).all())
@@ -133,7 +134,7 @@ def test_scores_that_are_no_numbers_break_nothing(device: torch.device) -> None:
     )
     pool[1][1, 2] = -0.5
     roots = torch.tensor([[50], [60]], device=device)
-    tokens, parents, sizes, _ = finish(pool, 6, roots, 4, is_chain=False)
+    tokens, parents, sizes, _ = launch_keep_best(pool, 6, roots, 4, is_chain=False)
     assert sizes.tolist() == [1, 2]
     assert tokens[:, 0].tolist() == [50, 60] and tokens[1, 1] == 8
     assert parents.tolist() == [[-1, 0, 0, 0], [-1, 0, 0, 0]]
@@ -194,7 +195,9 @@ def test_it_compiles_for_hopper() -> None:
         constants |= {"KEEP_PADDED": 1 << (children - 1).bit_length(), "IS_SORTED": width == 1}
         constants |= {"PATH_BLOCKS": 1, "PATH_BLOCK": 16}
         warps = 1 if width * children <= 256 else 4
-        jobs.append(Job("eyas.kernels.grow:add_level", level, constants, num_warps=warps))
+        jobs.append(
+            Job("eyas.kernels.add_level:add_level_kernel", level, constants, num_warps=warps)
+        )
     best = {
         "pool_tokens": "*i64",
         "pool_scores": "*fp32",
@@ -212,6 +215,8 @@ def test_it_compiles_for_hopper() -> None:
     more = [(512, 32, False, 4), (1024, 64, False, 4)]
     for padded, width, is_chain, warps in drawn(pools, [*pools, *more]):
         constants = {"PADDED": padded, "WIDTH_PADDED": width, "IS_CHAIN": is_chain, "PDL": True}
-        jobs.append(Job("eyas.kernels.grow:keep_best", best, constants, num_warps=warps))
+        jobs.append(
+            Job("eyas.kernels.keep_best:keep_best_kernel", best, constants, num_warps=warps)
+        )
     for compiled in compile_for_hopper(*jobs):
         assert compiled.num_spilled == 0 and compiled.shared < 64 * 1024, compiled

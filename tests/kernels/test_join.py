@@ -7,11 +7,11 @@ from itertools import product
 import pytest
 import torch
 
+from eyas.kernels.add_norm import norm
 from eyas.kernels.join import join
-from eyas.kernels.norm import norm
 from eyas.ops.join import join as operation
 from tests.kernels.hopper import Job, compile_for_hopper
-from tests.kernels.test_norm import close, stored
+from tests.kernels.test_add_norm import close, stored
 
 EPSILON = 1e-5
 DTYPES = [torch.float32, torch.float16]

@@ -148,19 +148,18 @@ def test_kernels_compile_for_hopper() -> None:
     steps = ("report", "node_slots", "table_tokens", "table_slots")
     numbers = ("width", "trash_seat", *(f"{name}_stride" for name in steps))
     advanced = dict.fromkeys((*told, *kept), "*i64") | dict.fromkeys(numbers, "i32")
-    module = "eyas.kernels.walk:"
     jobs = [
         job
         for is_chain in (False, True)
         for job in (
             Job(
-                module + "_walk_kernel",
+                "eyas.kernels.walk:_walk_kernel",
                 pointers,
                 {"IS_CHAIN": is_chain, "BLOCK_W": 256, "PDL": is_chain},
                 num_warps=1,
             ),
             Job(
-                module + "_advance_kernel",
+                "eyas.kernels.advance:_advance_kernel",
                 advanced,
                 {"IS_CHAIN": is_chain, "HAS_TRASH": True, "BLOCK_W": 256, "PDL": is_chain},
                 num_warps=1,

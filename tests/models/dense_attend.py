@@ -13,7 +13,7 @@ from eyas.attention.base import KVDestination
 from eyas.cache.store import CompressedStore, LayerStore, StateStore, Store
 from eyas.ops.compress import Compression, Pooling
 from eyas.ops.delta_rule import DeltaRule
-from eyas.ops.turn_heads import rotate_pairs
+from eyas.ops.rotate_heads import rotate_pairs
 
 
 class DenseCache:

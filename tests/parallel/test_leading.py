@@ -7,8 +7,8 @@ import torch
 
 from eyas.attention.base import AttentionLayout
 from eyas.parallel.lost import GroupLost
+from eyas.runner.leader import Leader
 from eyas.runner.rank_messages import DropMessage, ForwardMessage, Message, ReplayMessage, decode
-from eyas.runner.ranks import Leader
 from eyas.runner.rows import ForwardRows
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from eyas.config import EngineConfig, ModelConfig, ParallelConfig
-from eyas.engine.ranks import meeting_of
+from eyas.engine.rank_group import meeting_of
 from eyas.parallel.group import FRAME, Group, Meeting, meet
 from eyas.parallel.lost import GroupLost
 

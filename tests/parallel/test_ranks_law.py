@@ -35,7 +35,7 @@ from eyas.engine.startup.build import build_engine
 from eyas.native.products import compiled
 from eyas.parallel import processes
 from eyas.runner.graphs import StepGraphs
-from eyas.runner.ranks import Leader
+from eyas.runner.leader import Leader
 from tests import forked
 from tests.laws.captures import tensors_of
 from tests.laws.drafters import Oracle
@@ -283,6 +283,6 @@ def test_the_built_in_model_drafts_and_obeys_grammars_on_two_ranks() -> None:
 def is_rank(process: psutil.Process) -> bool:
     """Whether a process is a rank that has not ended."""
     try:
-        return "eyas.engine.follower" in process.cmdline()
+        return "eyas.engine.rank_main" in process.cmdline()
     except psutil.Error:
         return False

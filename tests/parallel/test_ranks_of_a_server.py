@@ -63,7 +63,7 @@ def ranks() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if "eyas.engine.follower" in child.cmdline():
+            if "eyas.engine.rank_main" in child.cmdline():
                 found.append(child)
         except psutil.Error:
             continue

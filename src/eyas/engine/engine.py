@@ -28,7 +28,7 @@ from eyas.engine.flight import Flight
 from eyas.engine.grammars import obstacle
 from eyas.engine.kv_events import EventPublisher
 from eyas.engine.launch import Launcher
-from eyas.engine.ranks import Ranks
+from eyas.engine.rank_group import Ranks
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence, Status
 from eyas.grammar import OutputSpec

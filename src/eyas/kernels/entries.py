@@ -16,11 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.kernels.add_norm import normalized
 from eyas.kernels.launch import enter, launch_options
-from eyas.kernels.norm import normalized
 from eyas.kernels.places import slots_at
-from eyas.kernels.rope import to_stored
-from eyas.kernels.turn import angles_of_pairs, turned_pairs
+from eyas.kernels.rotate_and_store import to_stored
+from eyas.kernels.rotate_heads import angles_of_pairs, rotated_pairs
 
 BLOCK_INPUTS = 1024
 POSITIONS = 8
@@ -116,10 +116,10 @@ def _make_entry(
     cosine_1I, sine_1I = angles_of_pairs(
         table_P2H, tl.minimum(position + 1 - RATE, last_angle), HEAD_DIM, ROTATED, BLOCK_H // 2
     )
-    turned_1H = turned_pairs(entry_H[None, :], cosine_1I, sine_1I, 1, BLOCK_H // 2)
+    rotated_1H = rotated_pairs(entry_H[None, :], cosine_1I, sine_1I, 1, BLOCK_H // 2)
     inner_1H = inner_H[None, :]
     place_1H = slots_SD + own_slot * slot_stride + ENTRY + inner_1H
-    kept_1H = to_stored(turned_1H.to(dtype), 1.0, slots_SD, 0.0)
+    kept_1H = to_stored(rotated_1H.to(dtype), 1.0, slots_SD, 0.0)
     tl.store(place_1H, kept_1H, mask=inner_1H < HEAD_DIM)
 
 

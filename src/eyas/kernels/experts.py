@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from eyas.kernels.activation import activated
+from eyas.kernels.gate import activated
 from eyas.kernels.gemm_packed import accumulate_packed, layout_options, step_of, tensors_of
 from eyas.kernels.gemm_tile import accumulate, bias_of
 from eyas.kernels.launch import enter, launch_options

@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from eyas.kernels.activation import gated
+from eyas.kernels.gate import gated
 from eyas.kernels.gemm_packed import accumulate_packed, layout_options, step_of, tensors_of
 from eyas.kernels.gemm_tile import (
     accumulate,

@@ -32,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra import cuda
 
-from eyas.kernels.activation import gated
+from eyas.kernels.gate import gated
 from eyas.kernels.gemm_warpgroups import WARPS, shared_layout
 from eyas.kernels.launch import launch_options
 from eyas.kernels.packed import STEP, PackedWeight

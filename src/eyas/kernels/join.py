@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.kernels.add_norm import normalized, warps_for
 from eyas.kernels.launch import enter, launch_options
-from eyas.kernels.norm import normalized, warps_for
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from eyas.kernels.launch import enter, launch_options
-from eyas.kernels.rank import LOWEST, index_of, key_of, largest
+from eyas.kernels.sort_keys import LOWEST, index_of, key_of, largest
 
 
 @triton.jit

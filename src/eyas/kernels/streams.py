@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from eyas.kernels.add_norm import normalized, warps_for
 from eyas.kernels.launch import enter, launch_options
-from eyas.kernels.norm import normalized, warps_for
 
 RANGE = 256
 """Columns of a range."""

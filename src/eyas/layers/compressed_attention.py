@@ -23,7 +23,7 @@ from eyas.layers.linear import Linear
 from eyas.layers.norm import RMSNorm
 from eyas.ops.compress import Compression, Pooling
 from eyas.ops.rotate_and_store import Angles, finite
-from eyas.ops.turn_heads import turn_heads, turn_shared
+from eyas.ops.rotate_heads import rotate_heads, rotate_shared
 from eyas.parallel.cut import Parameter
 
 
@@ -170,7 +170,7 @@ class CompressedAttention:
         by_name = dict(zip(sizes.entry_parts, parts, strict=True))
         latent = self._queries(self._q_norm.add(by_name["q_a"], None)[1])
         kv_TH = by_name["kv"]
-        q_TNH, index_TJI = turn_shared(
+        q_TNH, index_TJI = rotate_shared(
             latent,
             kv_TH,
             self._kv_norm.weight,
@@ -194,7 +194,7 @@ class CompressedAttention:
             size = sum(sizes.entry_parts.values()) - sizes.query_rank - sizes.num_index_heads
             inputs_TX = projected_TX.narrow(1, sizes.query_rank, size)
             out_TNH = attend.compress(layer, inputs_TX, q_TNH, self._sinks_N, compression)
-        out_TNH = turn_heads(out_TNH, angles, backwards=True)
+        out_TNH = rotate_heads(out_TNH, angles, backwards=True)
         grouped_TGX = out_TNH.flatten(1).unflatten(1, (sizes.num_groups, -1))
         latent_TGX = x_TI.new_empty((len(x_TI), sizes.num_groups, sizes.group_rank))
         self._o_a(grouped_TGX, latent_TGX)

@@ -126,9 +126,9 @@ def _by_kernel(
     start: int,
     keep: int,
 ) -> tuple[Frontier, torch.Tensor]:
-    from eyas.kernels.grow import extend
+    from eyas.kernels.add_level import add_level as launch
 
-    pool_BQ, score_BQ, path_BQP, parent_BQ = extend(
+    pool_BQ, score_BQ, path_BQP, parent_BQ = launch(
         tokens_BQJ,
         scores_BQJ,
         (frontier.pool_BQ, frontier.score_BQ, frontier.path_BQP),

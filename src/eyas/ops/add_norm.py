@@ -114,6 +114,6 @@ def _signs(dtype: torch.dtype) -> torch.Tensor:
 @cache
 def _launcher() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """The kernel's launcher: an import in each of a forward's many calls would cost microseconds."""
-    from eyas.kernels.norm import add_norm as launch
+    from eyas.kernels.add_norm import add_norm as launch
 
     return launch

@@ -72,7 +72,7 @@ def _by_kernel(
     is_chain: bool,
     padding_seat: int,
 ) -> None:
-    from eyas.kernels.walk import advance as launch
+    from eyas.kernels.advance import advance as launch
 
     launch(
         sequences.seats_B,

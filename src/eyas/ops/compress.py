@@ -17,8 +17,8 @@ import torch
 
 from eyas.ops.add_norm import normalized
 from eyas.ops.rotate_and_store import Angles
+from eyas.ops.rotate_heads import rotate_pairs
 from eyas.ops.row_functions import exp, sum_in_halves
-from eyas.ops.turn_heads import rotate_pairs
 
 MOST_NUMBERS = 1 << 22
 """Of the products of index queries and entries that are in memory at once."""

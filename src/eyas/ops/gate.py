@@ -105,6 +105,6 @@ def _clamped_swiglu(gate_TF: torch.Tensor, up_TF: torch.Tensor) -> torch.Tensor:
 @cache
 def _launcher() -> Callable[..., torch.Tensor]:
     """The kernel's launcher: an import in each of a forward's many calls would cost microseconds."""
-    from eyas.kernels.activation import gated_silu as launch
+    from eyas.kernels.gate import gated_silu as launch
 
     return launch

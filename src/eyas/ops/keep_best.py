@@ -72,10 +72,10 @@ def _by_native(
 def _by_kernel(
     roots_B1: torch.Tensor, pool: PoolStorage, size: int, nodes: int, is_chain: bool
 ) -> DraftTree:
-    from eyas.kernels.grow import finish
+    from eyas.kernels.keep_best import keep_best as launch
 
     storage = (pool.tokens_BX, pool.scores_BX, pool.parents_BX)
-    tokens_BW, parents_BW, sizes_B, score_BW = finish(
+    tokens_BW, parents_BW, sizes_B, score_BW = launch(
         storage, size, roots_B1, nodes, is_chain=is_chain, pdl=roots_B1.is_cuda
     )
     return DraftTree(tokens_BW, parents_BW, sizes_B, is_chain, score_BW=score_BW)

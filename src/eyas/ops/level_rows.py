@@ -141,7 +141,7 @@ def _by_kernel(
     first_scratch: int,
     per_seat: int,
 ) -> Level:
-    from eyas.kernels.levels import level_rows as launch
+    from eyas.kernels.level_rows import level_rows as launch
 
     rows, inner, below_RF = launch(
         sequences.seats_B,

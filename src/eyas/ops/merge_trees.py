@@ -60,7 +60,7 @@ def merge_trees(into: DraftTree, tree: DraftTree, source: int, most_nodes: int) 
 
 @merge_trees.kernel
 def _by_kernel(into: DraftTree, tree: DraftTree, source: int, most_nodes: int) -> DraftTree:
-    from eyas.kernels.merge import merge_trees as launch
+    from eyas.kernels.merge_trees import merge_trees as launch
 
     assert into.source_BW is not None
     width = _widest(into, tree, most_nodes)

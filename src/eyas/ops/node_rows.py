@@ -101,7 +101,7 @@ def _by_native(tree: DraftTree, sequences: TableSequences) -> NodeRows:
 
 @node_rows.kernel
 def _by_kernel(tree: DraftTree, sequences: TableSequences) -> NodeRows:
-    from eyas.kernels.rows import node_rows as launch
+    from eyas.kernels.node_rows import node_rows as launch
 
     numbers = launch(
         sequences.seats_B,

@@ -217,6 +217,6 @@ def _copy_rows(
 @cache
 def _launcher() -> Callable[..., torch.Tensor]:
     """The kernel's launcher: an import in each of a forward's many calls would cost microseconds."""
-    from eyas.kernels.rope import rotate_and_store as launch
+    from eyas.kernels.rotate_and_store import rotate_and_store as launch
 
     return launch

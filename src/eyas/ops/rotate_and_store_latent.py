@@ -73,6 +73,6 @@ def _by_kernel(
 @cache
 def _launcher() -> Callable[..., None]:
     """The kernel's launcher: an import in each of a forward's many calls would cost microseconds."""
-    from eyas.kernels.latent import rotate_and_store_latent as launch
+    from eyas.kernels.rotate_and_store_latent import rotate_and_store_latent as launch
 
     return launch

@@ -98,7 +98,7 @@ def floors_of(
 ) -> torch.Tensor:
     """Return float32 [R]: the least logit over the temperature that a row's filters keep, by
     kernels."""
-    from eyas.kernels.filters import floors
+    from eyas.kernels.scale_and_filter import floors
 
     return floors(
         logits_RV,

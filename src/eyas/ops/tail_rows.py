@@ -116,7 +116,7 @@ def _by_kernel(
     longest: int,
     null_slot: int,
 ) -> TailRows:
-    from eyas.kernels.tails import tail_rows as launch
+    from eyas.kernels.tail_rows import tail_rows as launch
 
     rows, of_sequences = launch(
         sequences.seats_B,

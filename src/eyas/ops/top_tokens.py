@@ -110,7 +110,7 @@ def _by_kernel(
     beta_B: torch.Tensor | None,
     filters: Filters | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    from eyas.kernels.rank import top
+    from eyas.kernels.top_tokens import top
 
     if sequence_R is None:
         scores_RJ, ids_RJ = top(

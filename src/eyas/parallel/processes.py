@@ -17,7 +17,7 @@ from eyas.children import python_command
 from eyas.config import EngineConfig
 from eyas.parallel.lost import GroupLost
 
-MODULE = "eyas.engine.follower"
+MODULE = "eyas.engine.rank_main"
 END_SECONDS = 5.0
 
 

@@ -9,7 +9,7 @@ reading those tensors. If a stage cannot be captured, steps of its shape run wit
 on.
 
 Where several ranks run the model, the forward pass in a stage exchanges tensors with the other ranks,
-which capture it at the same time, and replay it when they are told to (`runner.ranks.Leader`).
+which capture it at the same time, and replay it when they are told to (`runner.leader.Leader`).
 
 Promises: a replay does what the function would do. The number of cached graphs is bounded. A stage
 reads static tensors (`StepInputs`, the engine's own tables), tensors copied to static ones

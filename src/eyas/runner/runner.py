@@ -20,7 +20,7 @@ from eyas.cache.slots import NULL_SLOT
 from eyas.kernels import usable
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder
-from eyas.runner.ranks import Leader
+from eyas.runner.leader import Leader
 from eyas.runner.rows import ForwardRows
 from eyas.runner.sequence_share import AllRows, SequenceRanks
 from eyas.runner.step_inputs import MOST_ROWS_WITH_PROMPTS

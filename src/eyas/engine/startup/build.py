@@ -18,7 +18,7 @@ from eyas.draft import Drafter
 from eyas.engine.engine import Engine
 from eyas.engine.grammars import compile_pool, obstacle
 from eyas.engine.kv_events import EventPublisher, check_endpoints
-from eyas.engine.ranks import Ranks
+from eyas.engine.rank_group import Ranks
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.startup.captures import run_common_steps
 from eyas.engine.startup.drafters import build_drafter

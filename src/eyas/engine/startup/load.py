@@ -15,7 +15,7 @@ import torch
 
 from eyas.cache.store import KVScales
 from eyas.config import EngineConfig, StartChoice
-from eyas.engine.ranks import Ranks, shard_of
+from eyas.engine.rank_group import Ranks, shard_of
 from eyas.engine.startup.drafting import (
     Drafting,
     decide_drafting,

@@ -19,7 +19,7 @@ from eyas.attention import attention_units, copied_bytes, open_attention, score_
 from eyas.cache import KVStore
 from eyas.cache.store import KVScales
 from eyas.config import EngineConfig, StartChoice
-from eyas.engine.ranks import exchanged_bytes
+from eyas.engine.rank_group import exchanged_bytes
 from eyas.engine.startup.cache_size import (
     Demand,
     SlotBytes,
@@ -36,7 +36,7 @@ from eyas.layers.gemm.variants import PARTS_SPLITS
 from eyas.models import Decoder, ModelSpec
 from eyas.models.sharding import of_rank
 from eyas.runner.device import cache_budget
-from eyas.runner.ranks import Leader
+from eyas.runner.leader import Leader
 from eyas.runner.runner import ModelRunner
 from eyas.runner.sequence_share import SequenceRanks
 

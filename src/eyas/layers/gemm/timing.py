@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from eyas.kernels.norm import add_norm, norm
+from eyas.kernels.add_norm import add_norm, norm
 from eyas.kernels.packed import Weight
 from eyas.layers.gemm import apply
 from eyas.layers.gemm.variants import GemmVariant, Product

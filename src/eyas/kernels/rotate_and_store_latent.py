@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.kernels.add_norm import normalized
 from eyas.kernels.launch import enter, launch_options
-from eyas.kernels.norm import normalized
-from eyas.kernels.rope import BLOCK_HEADS, largest_stored, to_stored, turned
+from eyas.kernels.rotate_and_store import BLOCK_HEADS, largest_stored, rotated, to_stored
 
 
 @triton.jit
@@ -62,8 +62,8 @@ def rotate_and_store_latent_kernel(
         low = tl.load(source, mask=is_inside, other=0.0)
         high = tl.load(source + HALF, mask=is_inside, other=0.0)
         query = query_TND + (row * NUM_HEADS + head_N1) * (RANK + 2 * HALF) + RANK + inner_1H
-        tl.store(query, turned(low, high, cosine_low, sine_low), mask=is_inside)
-        tl.store(query + HALF, turned(high, low, cosine_high, sine_high), mask=is_inside)
+        tl.store(query, rotated(low, high, cosine_low, sine_low), mask=is_inside)
+        tl.store(query + HALF, rotated(high, low, cosine_high, sine_high), mask=is_inside)
     else:
         latent = row_TD + row * row_stride
         slot = kv_S1D + tl.load(slots_T + row) * slot_stride
@@ -77,11 +77,11 @@ def rotate_and_store_latent_kernel(
         )
         key_low = tl.load(latent + RANK + inner_1H, mask=is_inner, other=0.0)
         key_high = tl.load(latent + RANK + HALF + inner_1H, mask=is_inner, other=0.0)
-        turned_low = turned(key_low, key_high, cosine_low, sine_low)
-        turned_high = turned(key_high, key_low, cosine_high, sine_high)
+        rotated_low = rotated(key_low, key_high, cosine_low, sine_low)
+        rotated_high = rotated(key_high, key_low, cosine_high, sine_high)
         key = slot + RANK + inner_1H
-        kept_low = to_stored(turned_low, inverse_scale, kv_S1D, LARGEST)
-        kept_high = to_stored(turned_high, inverse_scale, kv_S1D, LARGEST)
+        kept_low = to_stored(rotated_low, inverse_scale, kv_S1D, LARGEST)
+        kept_high = to_stored(rotated_high, inverse_scale, kv_S1D, LARGEST)
         tl.store(key, kept_low, mask=is_inner)
         tl.store(key + HALF, kept_high, mask=is_inner)
 

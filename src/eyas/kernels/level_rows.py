@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from eyas.kernels.launch import block_of, enter, launch_options
-from eyas.kernels.rows import empty_numbers, with_rows
+from eyas.kernels.node_rows import empty_numbers, with_rows
 
 _BLOCK = 2048
 _NUM_ROW_FIELDS, _NUM_NODE_FIELDS = 6, 3

@@ -26,7 +26,7 @@ from eyas.parallel.lost import GroupLost
 from eyas.parallel.processes import PrivatePlace, RankProcesses
 from eyas.parallel.shard import Shard
 from eyas.runner.device import Device
-from eyas.runner.ranks import Leader
+from eyas.runner.leader import Leader
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The side of the other ranks: they run what rank 0 announces (`runner.ranks`).
+"""The side of the other ranks: they run what rank 0 announces (`runner.leader`).
 
 Promises: a captured pass receives its rows, slots and seats within its graph, so that a replay has
 those of rank 0's. A pass that cannot be captured here is captured nowhere.

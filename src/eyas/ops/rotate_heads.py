@@ -17,7 +17,7 @@ from eyas.ops.rotate_and_store import Angles
 
 
 @Operation
-def turn_heads(
+def rotate_heads(
     x_TNH: torch.Tensor,
     angles: Angles,
     epsilon: float | None = None,
@@ -36,7 +36,7 @@ def turn_heads(
     return rotate_pairs(x_TNH, cosine, sine, backwards=backwards)
 
 
-@turn_heads.kernel
+@rotate_heads.kernel
 def _by_kernel(
     x_TNH: torch.Tensor,
     angles: Angles,
@@ -45,7 +45,7 @@ def _by_kernel(
     *,
     backwards: bool = False,
 ) -> torch.Tensor:
-    from eyas.kernels.turn import turn_heads as launch
+    from eyas.kernels.rotate_heads import rotate_heads as launch
 
     out_TNH = torch.empty(x_TNH.shape, dtype=x_TNH.dtype, device=x_TNH.device)
     launch(
@@ -62,7 +62,7 @@ def _by_kernel(
 
 
 @Operation
-def turn_shared(
+def rotate_shared(
     q_TX: torch.Tensor,
     kv_TH: torch.Tensor,
     weight: torch.Tensor,
@@ -79,13 +79,13 @@ def turn_shared(
     """
     q_TNH, index_TJI = _heads_of(q_TX, kv_TH.shape[1], num_heads, num_index_heads)
     kv_T1H = kv_TH.unsqueeze(1)
-    kv_T1H.copy_(turn_heads.by_torch(kv_T1H, angles, epsilon, weight))
+    kv_T1H.copy_(rotate_heads.by_torch(kv_T1H, angles, epsilon, weight))
     if num_index_heads:
-        index_TJI = turn_heads.by_torch(index_TJI, angles)
-    return turn_heads.by_torch(q_TNH, angles, epsilon), index_TJI
+        index_TJI = rotate_heads.by_torch(index_TJI, angles)
+    return rotate_heads.by_torch(q_TNH, angles, epsilon), index_TJI
 
 
-@turn_shared.kernel
+@rotate_shared.kernel
 def _shared_by_kernel(
     q_TX: torch.Tensor,
     kv_TH: torch.Tensor,
@@ -95,7 +95,7 @@ def _shared_by_kernel(
     num_heads: int,
     num_index_heads: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    from eyas.kernels.turn import turn_shared as launch
+    from eyas.kernels.rotate_heads import rotate_shared as launch
 
     turned_TX = launch(
         q_TX,

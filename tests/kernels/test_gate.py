@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from eyas.kernels.activation import gated_silu
+from eyas.kernels.gate import gated_silu
 from eyas.ops.gate import gate as operation
 from tests.kernels.hopper import Job, compile_for_hopper
 
@@ -49,7 +49,7 @@ def test_a_row_has_the_same_bits_in_any_call_and_no_rows_give_none(device: torch
 def test_it_compiles_for_hopper() -> None:
     signature = {"gate_up_T2F": "*bf16", "out_TF": "*bf16", "row_stride": "i32", "size": "i32"}
     constants = {"ACTIVATION": "clamped_silu", "BLOCK": 1024, "PDL": True}
-    kernel = "eyas.kernels.activation:gated_silu_kernel"
+    kernel = "eyas.kernels.gate:gated_silu_kernel"
     job = Job(kernel, signature, constants, aligned=("row_stride", "size"))
     (compiled,) = compile_for_hopper(job)
     assert compiled.num_spilled == 0 and compiled.shared == 0

@@ -12,9 +12,9 @@ from eyas.layers.compute import Compute
 from eyas.layers.rope import RopeSpec, RopeTable
 from eyas.ops.add_norm import new_weight
 from eyas.ops.gate import gate
+from eyas.ops.rotate_heads import rotate_heads, rotate_shared
 from eyas.ops.route import Routing, route
 from eyas.ops.streams import StreamWeights, mix_streams, sum_streams
-from eyas.ops.turn_heads import turn_heads, turn_shared
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 4e-3}
 EPSILON = 1e-6
@@ -34,11 +34,11 @@ def test_heads_are_normalised_and_turned(
     weight = new_weight(80, dtype, device)
     weight *= 1.5
     for epsilon, own in ((None, None), (EPSILON, None), (EPSILON, weight)):
-        expected = turn_heads.by_torch(x_TNH, angles, epsilon, own, backwards=backwards)
-        found = turn_heads.by_kernel(x_TNH, angles, epsilon, own, backwards=backwards)
+        expected = rotate_heads.by_torch(x_TNH, angles, epsilon, own, backwards=backwards)
+        found = rotate_heads.by_kernel(x_TNH, angles, epsilon, own, backwards=backwards)
         torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCES[dtype])
         some = RopeTable(spec, 100, Compute(dtype, device)).at(positions_T[2:4])
-        alone = turn_heads.by_kernel(x_TNH[2:4], some, epsilon, own, backwards=backwards)
+        alone = rotate_heads.by_kernel(x_TNH[2:4], some, epsilon, own, backwards=backwards)
         assert torch.equal(alone, found[2:4])
 
 
@@ -57,7 +57,7 @@ def test_queries_keys_and_an_indexers_heads_are_turned_at_once(
     weight = new_weight(48, dtype, device)
     weight *= 1.5
     found, expected = wide.clone(), wide.clone()
-    for own, body in ((expected, turn_shared.by_torch), (found, turn_shared.by_kernel)):
+    for own, body in ((expected, rotate_shared.by_torch), (found, rotate_shared.by_kernel)):
         heads = body(latent_TX, own[:, 8:56], weight, angles, EPSILON, 3, num_index_heads)
         if own is expected:
             expected_heads = heads

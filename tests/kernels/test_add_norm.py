@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.kernels.norm import add_norm, norm, warps_for
+from eyas.kernels.add_norm import add_norm, norm, warps_for
 from eyas.ops.add_norm import add_norm as operation
 from eyas.ops.add_norm import new_weight, normalized
 from tests.kernels.hopper import Job, compile_for_hopper
@@ -111,7 +111,7 @@ def test_it_compiles_for_hopper_without_spilling() -> None:
             "BLOCK": block,
             "PDL": True,
         }
-        kernel = "eyas.kernels.norm:add_norm_kernel"
+        kernel = "eyas.kernels.add_norm:add_norm_kernel"
         jobs.append(Job(kernel, signature, constants, warps_for(block), 3, integers))
     for compiled in compile_for_hopper(*jobs):
         assert compiled.num_spilled == 0 and compiled.shared < 4096

@@ -186,7 +186,7 @@ def test_they_compile_for_hopper_without_spilling() -> None:
     strides = ("row_stride", "rotated_stride", "rotated_head_stride", "slot_stride")
     tensors = ("row_TD", "rotated_TNH", "table_P2H", "kv_S1D", "weight_F", "query_TND")
     storing = Job(
-        "eyas.kernels.latent:rotate_and_store_latent_kernel",
+        "eyas.kernels.rotate_and_store_latent:rotate_and_store_latent_kernel",
         {
             **dict.fromkeys(tensors, "*bf16"),
             **dict.fromkeys(strides, "i32"),

@@ -24,7 +24,7 @@ from eyas import logs, wire
 from eyas.cache.store import KVScales
 from eyas.children import freeze_loaded
 from eyas.config import EngineConfig
-from eyas.engine.ranks import exchanged_bytes, meeting_of, shard_of
+from eyas.engine.rank_group import exchanged_bytes, meeting_of, shard_of
 from eyas.engine.startup.cache_size import MAP_BYTES
 from eyas.engine.startup.kv_format import resolve_kv_dtype
 from eyas.engine.startup.load import (
@@ -41,7 +41,7 @@ from eyas.parallel.group import meet
 from eyas.parallel.lost import GroupLost
 from eyas.parallel.shard import Shard
 from eyas.runner.device import Device, cache_budget
-from eyas.runner.following import Follower, agreed_slots
+from eyas.runner.follower import Follower, agreed_slots
 from eyas.runner.rank_messages import CacheMessage
 
 log = logging.getLogger("eyas.rank")

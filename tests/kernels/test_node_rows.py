@@ -243,7 +243,7 @@ def test_it_compiles_for_hopper() -> None:
     signature = dict.fromkeys(pointers, "*i64") | dict.fromkeys((*numbers, *strides), "i32")
     jobs = [
         Job(
-            "eyas.kernels.rows:node_rows_kernel",
+            "eyas.kernels.node_rows:node_rows_kernel",
             signature,
             {"IS_CHAIN": is_chain, "BLOCK_W": block, "PDL": True},
             num_warps=1 if block <= 64 else 4,

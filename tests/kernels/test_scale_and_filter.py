@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from eyas.kernels.filters import floors
+from eyas.kernels.scale_and_filter import floors
 from tests.kernels.hopper import Job, compile_for_hopper
 from tests.sampling.rows import pack
 
@@ -216,7 +216,7 @@ def test_kernels_compile_for_hopper() -> None:
     }
     inputs |= {"bins": INTEGERS, "floor": FLOATS, "num_chunks": NUMBER} | WIDE | STRIDES
     tiles = {"HAS_MASK": True, "NUM_TILES": 4, "NUM_COUNTERS": 256, "PDL": True}
-    module = "eyas.kernels.filters:"
+    module = "eyas.kernels.scale_and_filter:"
     aligned = ("vocab", "stride")
     best = tiles | {"HAS_BINS": True, "BLOCK_N": 128}
     jobs = [

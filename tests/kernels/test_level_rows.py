@@ -17,7 +17,7 @@ from eyas.runner.rows import ForwardRows
 from eyas.sampling.process import SamplingRows
 from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper
-from tests.kernels.test_rows import assert_same, assert_same_layouts, some_batch
+from tests.kernels.test_node_rows import assert_same, assert_same_layouts, some_batch
 
 FIRST_SCRATCH = 70001
 Level = tuple[ForwardRows, torch.Tensor | None, SamplingRows | None]
@@ -172,7 +172,7 @@ def test_it_compiles_for_hopper() -> None:
         constants = {"TOPK": topk, "IS_CHAIN": topk == 1, "BLOCK_W": width, "SIZE": size}
         constants |= {"BLOCK": 2048 if size else 1, "PDL": True}
         job = Job(
-            "eyas.kernels.levels:level_kernel",
+            "eyas.kernels.level_rows:level_kernel",
             signature,
             constants,
             num_warps=4 if size else 1,

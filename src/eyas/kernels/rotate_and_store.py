@@ -23,7 +23,7 @@ BLOCK_HEADS = 8
 
 
 @triton.jit
-def turned(a, b, cosine, sine):
+def rotated(a, b, cosine, sine):
     """a * cosine + b * sine, both products rounded to the model's type as torch does."""
     dtype: tl.constexpr = a.dtype
     kept = (a.to(tl.float32) * cosine).to(dtype).to(tl.float32)
@@ -117,18 +117,18 @@ def rotate_and_store_kernel(
         a = (a * scale).to(dtype).to(tl.float32) * weight_low
         b = (b * scale).to(dtype).to(tl.float32) * weight_high
         a, b = a.to(dtype), b.to(dtype)
-    turned_low = turned(a, b, cosine_low, sine_low)
-    turned_high = turned(b, a, cosine_high, sine_high)
+    rotated_low = rotated(a, b, cosine_low, sine_low)
+    rotated_high = rotated(b, a, cosine_high, sine_high)
     q = q_TNH + (row * NUM_QUERY_HEADS + head_N1) * (2 * HALF) + inner_1H
-    tl.store(q, turned_low, mask=is_inside & is_query)
-    tl.store(q + HALF, turned_high, mask=is_inside & is_query)
+    tl.store(q, rotated_low, mask=is_inside & is_query)
+    tl.store(q + HALF, rotated_high, mask=is_inside & is_query)
     kv_head = head_N1 - NUM_QUERY_HEADS - tl.where(is_value, NUM_KV_HEADS, 0)
     kv = kv_S2GH + slot * slot_stride + inner_1H
     kv += tl.where(is_value, side_stride, 0) + kv_head * kv_head_stride
     is_stored = is_inside & (head_N1 >= NUM_QUERY_HEADS)
     inverse = tl.where(is_value, value_inverse, key_inverse)
-    kept_low = to_stored(tl.where(is_value, low, turned_low), inverse, kv_S2GH, LARGEST)
-    kept_high = to_stored(tl.where(is_value, high, turned_high), inverse, kv_S2GH, LARGEST)
+    kept_low = to_stored(tl.where(is_value, low, rotated_low), inverse, kv_S2GH, LARGEST)
+    kept_high = to_stored(tl.where(is_value, high, rotated_high), inverse, kv_S2GH, LARGEST)
     tl.store(kv, kept_low, mask=is_stored)
     tl.store(kv + HALF, kept_high, mask=is_stored)
 

@@ -11,7 +11,7 @@ from eyas.cache.slots import NULL_SLOT
 from eyas.ops.tail_rows import TailRows, tail_rows
 from eyas.runner.batch import Batch
 from tests.kernels.hopper import Job, compile_for_hopper
-from tests.kernels.test_rows import assert_same, some_batch
+from tests.kernels.test_node_rows import assert_same, some_batch
 
 
 def scene(
@@ -119,7 +119,7 @@ def test_it_compiles_for_hopper() -> None:
     signature |= dict.fromkeys((*numbers, *strides), "i32")
     jobs = [
         Job(
-            "eyas.kernels.tails:tail_rows_kernel",
+            "eyas.kernels.tail_rows:tail_rows_kernel",
             signature | ({"drafts": "*i1"} if has_drafts else {}),
             {"HAS_DRAFTS": has_drafts, "BLOCK_P": block, "PDL": True},
             num_warps=1,

@@ -150,11 +150,11 @@ def test_it_compiles_for_hopper() -> None:
     for new, padded in [(6, 8), (32, 64), (128, 256)]:
         constants = {"NEW_WIDTH": new, "NEW_PADDED": 1 << (new - 1).bit_length()}
         constants |= {"PADDED": padded, "PDL": True}
-        jobs.append(Job("eyas.kernels.merge:add_tree", {**signature}, constants, num_warps=1))
+        jobs.append(Job("eyas.kernels.merge_trees:add_tree", {**signature}, constants, num_warps=1))
     for name in ("source", "old_width"):
         del signature[name]
     constants = {"NEW_WIDTH": 32, "NEW_PADDED": 32, "PADDED": 32, "PDL": False}
     constants |= {"source": 1, "old_width": 1}
-    jobs.append(Job("eyas.kernels.merge:add_tree", signature, constants, num_warps=1))
+    jobs.append(Job("eyas.kernels.merge_trees:add_tree", signature, constants, num_warps=1))
     for compiled in compile_for_hopper(*jobs):
         assert compiled.num_spilled == 0 and compiled.shared < 64 * 1024, compiled

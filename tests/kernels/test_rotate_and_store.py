@@ -202,7 +202,7 @@ def test_it_compiles_for_hopper_without_spilling() -> None:
             signature["heads_ZTX"] = "*fp32"
         if head_dim == 80:
             signature["kv_S2GH"] = "*fp8e4nv"
-        kernel = "eyas.kernels.rope:rotate_and_store_kernel"
+        kernel = "eyas.kernels.rotate_and_store:rotate_and_store_kernel"
         jobs.append(Job(kernel, signature, constants, 2, 3, strides))
     for compiled in compile_for_hopper(*jobs):
         assert compiled.num_spilled == 0 and compiled.shared < 4096

@@ -1,4 +1,4 @@
-"""The kernels of `ops.turn_heads`: normalise heads, turn neighbouring numbers by their row's angles.
+"""The kernels of `ops.rotate_heads`: normalise heads, turn neighbouring numbers by their row's angles.
 
 Promises: the arithmetic of the torch body, rounded to the model's type where torch rounds. A row's bits
 depend on that row alone.
@@ -39,19 +39,19 @@ def angles_of_pairs(
 
 
 @triton.jit
-def turned_pairs(
+def rotated_pairs(
     x_NH, cosine_1I, sine_1I, BLOCK_HEADS: tl.constexpr, BLOCK_PAIRS: tl.constexpr
 ):  # fmt: skip
     """[N, H] heads in float32, neighbouring numbers turned."""
     pairs_NI2 = tl.reshape(x_NH, (BLOCK_HEADS, BLOCK_PAIRS, 2))
     first_NI, second_NI = tl.split(pairs_NI2)
-    turned_first = first_NI * cosine_1I - second_NI * sine_1I
-    turned_second = second_NI * cosine_1I + first_NI * sine_1I
-    return tl.reshape(tl.join(turned_first, turned_second), (BLOCK_HEADS, 2 * BLOCK_PAIRS))
+    rotated_first = first_NI * cosine_1I - second_NI * sine_1I
+    rotated_second = second_NI * cosine_1I + first_NI * sine_1I
+    return tl.reshape(tl.join(rotated_first, rotated_second), (BLOCK_HEADS, 2 * BLOCK_PAIRS))
 
 
 @triton.jit
-def _turn(
+def _rotate(
     x_NH, weight_H, out_NH, table_P2H, position, first, num_heads, x_head_stride, out_head_stride,
     epsilon, HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr, HAS_NORM: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, IS_BACKWARDS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
@@ -74,12 +74,12 @@ def _turn(
     cosine_1I, sine_1I = angles_of_pairs(table_P2H, position, HEAD_DIM, ROTATED, BLOCK_PAIRS)
     if IS_BACKWARDS:
         sine_1I = -sine_1I
-    turned_NH = turned_pairs(own_NH, cosine_1I, sine_1I, BLOCK_HEADS, BLOCK_PAIRS)
-    tl.store(out_NH + head_N1 * out_head_stride + inner_1H, turned_NH.to(dtype), mask=is_inside)
+    rotated_NH = rotated_pairs(own_NH, cosine_1I, sine_1I, BLOCK_HEADS, BLOCK_PAIRS)
+    tl.store(out_NH + head_N1 * out_head_stride + inner_1H, rotated_NH.to(dtype), mask=is_inside)
 
 
 @triton.jit
-def turn_heads_kernel(
+def rotate_heads_kernel(
     x_TNH, weight_H, positions_T, table_P2H, out_TNH, num_heads, x_stride, x_head_stride,
     out_stride, out_head_stride, epsilon,
     HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr, HAS_NORM: tl.constexpr,
@@ -89,7 +89,7 @@ def turn_heads_kernel(
     """One program a row and BLOCK_HEADS heads."""
     enter(PDL)
     row = tl.program_id(0).to(tl.int64)
-    _turn(
+    _rotate(
         x_TNH + row * x_stride, weight_H, out_TNH + row * out_stride, table_P2H,
         tl.load(positions_T + row), tl.program_id(1) * BLOCK_HEADS, num_heads, x_head_stride,
         out_head_stride, epsilon, HEAD_DIM, ROTATED, HAS_NORM, HAS_WEIGHT, IS_BACKWARDS,
@@ -98,8 +98,8 @@ def turn_heads_kernel(
 
 
 @triton.jit
-def turn_shared_kernel(
-    q_TX, kv_TX, weight_H, positions_T, table_P2H, turned_TX, q_stride, kv_stride, epsilon,
+def rotate_shared_kernel(
+    q_TX, kv_TX, weight_H, positions_T, table_P2H, rotated_TX, q_stride, kv_stride, epsilon,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_INDEX_HEADS: tl.constexpr,
     INDEX_DIM: tl.constexpr, ROTATED: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr, BLOCK_INDEX_HEADS: tl.constexpr, BLOCK_INDEX_PAIRS: tl.constexpr,
@@ -112,27 +112,27 @@ def turn_shared_kernel(
     position = tl.load(positions_T + row)
     NUM_PARTS: tl.constexpr = (NUM_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     SIZE: tl.constexpr = NUM_HEADS * HEAD_DIM
-    q, turned = q_TX + row * q_stride, turned_TX + row * (SIZE + NUM_INDEX_HEADS * INDEX_DIM)
+    q, turned = q_TX + row * q_stride, rotated_TX + row * (SIZE + NUM_INDEX_HEADS * INDEX_DIM)
     if part < NUM_PARTS:
-        _turn(
+        _rotate(
             q, weight_H, turned, table_P2H, position, part * BLOCK_HEADS, NUM_HEADS, HEAD_DIM,
             HEAD_DIM, epsilon, HEAD_DIM, ROTATED, True, False, False, BLOCK_HEADS, BLOCK_PAIRS,
         )  # fmt: skip
     elif part == NUM_PARTS:
         kv = kv_TX + row * kv_stride
-        _turn(
+        _rotate(
             kv, weight_H, kv, table_P2H, position, 0, 1, HEAD_DIM, HEAD_DIM, epsilon, HEAD_DIM,
             ROTATED, True, True, False, 1, BLOCK_PAIRS,
         )  # fmt: skip
     elif NUM_INDEX_HEADS > 0:
-        _turn(
+        _rotate(
             q + SIZE, weight_H, turned + SIZE, table_P2H, position,
             (part - NUM_PARTS - 1) * BLOCK_INDEX_HEADS, NUM_INDEX_HEADS, INDEX_DIM, INDEX_DIM,
             epsilon, INDEX_DIM, ROTATED, False, False, False, BLOCK_INDEX_HEADS, BLOCK_INDEX_PAIRS,
         )  # fmt: skip
 
 
-def turn_heads(
+def rotate_heads(
     x_TNH: torch.Tensor,
     positions_T: torch.Tensor,
     table_P2H: torch.Tensor,
@@ -147,7 +147,7 @@ def turn_heads(
 
     Rows and heads of both may stand apart; the output may be the input. table_P2H: cosine and signed
     sine of each position [P, 2, 1, R], as `layers.rope.RopeTable` makes them.
-    Reference: `ops.turn_heads.by_torch`.
+    Reference: `ops.rotate_heads.by_torch`.
     """
     num_rows, num_heads, head_dim = x_TNH.shape
     rotated = table_P2H.shape[-1]
@@ -157,7 +157,7 @@ def turn_heads(
         return
     block = max(16, triton.next_power_of_2(head_dim))
     heads = min(max(1, BLOCK_NUMBERS // block), triton.next_power_of_2(num_heads))
-    turn_heads_kernel[(num_rows, -(-num_heads // heads))](
+    rotate_heads_kernel[(num_rows, -(-num_heads // heads))](
         x_TNH,
         weight_H,
         positions_T,
@@ -183,7 +183,7 @@ def turn_heads(
     )
 
 
-def turn_shared(
+def rotate_shared(
     q_TX: torch.Tensor,
     kv_TH: torch.Tensor,
     weight_H: torch.Tensor,
@@ -199,7 +199,7 @@ def turn_shared(
     them the indexer's heads, turned, [T, X].
 
     q_TX: query heads and the indexer's, next to each other; rows of both tensors may stand apart.
-    Reference: `ops.turn_heads.turn_shared`.
+    Reference: `ops.rotate_heads.rotate_shared`.
     """
     num_rows, head_dim = kv_TH.shape
     index_dim = 0
@@ -207,20 +207,20 @@ def turn_shared(
         index_dim = (q_TX.shape[1] - num_heads * head_dim) // num_index_heads
     assert q_TX.shape[1] == num_heads * head_dim + num_index_heads * index_dim
     assert q_TX.stride(1) == 1 and kv_TH.stride(1) == 1 and table_P2H.is_contiguous()
-    turned_TX = torch.empty(q_TX.shape, dtype=q_TX.dtype, device=q_TX.device)
+    rotated_TX = torch.empty(q_TX.shape, dtype=q_TX.dtype, device=q_TX.device)
     if not num_rows:
-        return turned_TX
+        return rotated_TX
     block, index_block = (max(16, triton.next_power_of_2(dim)) for dim in (head_dim, index_dim))
     heads = min(max(1, BLOCK_NUMBERS // block), triton.next_power_of_2(num_heads))
     index_heads = min(max(1, BLOCK_NUMBERS // index_block), max(1, num_index_heads))
     index_heads = 1 << (index_heads.bit_length() - 1)
     num_programs = -(-num_heads // heads) + 1 + -(-num_index_heads // index_heads)
-    turn_shared_kernel[(num_rows, num_programs)](
-        q_TX, kv_TH, weight_H, positions_T, table_P2H, turned_TX, q_TX.stride(0), kv_TH.stride(0),
+    rotate_shared_kernel[(num_rows, num_programs)](
+        q_TX, kv_TH, weight_H, positions_T, table_P2H, rotated_TX, q_TX.stride(0), kv_TH.stride(0),
         epsilon,
         NUM_HEADS=num_heads, HEAD_DIM=head_dim, NUM_INDEX_HEADS=num_index_heads,
         INDEX_DIM=index_dim, ROTATED=table_P2H.shape[-1], BLOCK_HEADS=heads,
         BLOCK_PAIRS=block // 2, BLOCK_INDEX_HEADS=index_heads, BLOCK_INDEX_PAIRS=index_block // 2,
         num_warps=4, enable_fp_fusion=False, PDL=pdl, **launch_options(pdl),
     )  # fmt: skip
-    return turned_TX
+    return rotated_TX

@@ -7,7 +7,7 @@ import torch
 
 from eyas.core import SamplingParams
 from eyas.draft import grow
-from eyas.kernels.rank import top
+from eyas.kernels.top_tokens import top
 from eyas.ops.top_tokens import top_tokens
 from eyas.sampling import BatchParams, SequenceParams, gumbel
 from eyas.sampling.process import SamplingRows
@@ -244,14 +244,14 @@ def test_it_compiles_for_hopper() -> None:
         modes = {"HAS_TEMPERATURE": True, "HAS_NOISE": True, "HAS_TARGET": has_target}
         modes |= {"GROUP": group, "PDL": True}
         survey = Job(
-            "eyas.kernels.rank:survey",
+            "eyas.kernels.top_tokens:survey",
             given_types | numbers,
             modes | {"BLOCK": 1024},
             aligned=("num_candidates", "stride"),
         )
         padded = 1 << (num - 1).bit_length()
         select = Job(
-            "eyas.kernels.rank:select",
+            "eyas.kernels.top_tokens:select",
             given_types | outputs | numbers,
             modes | {"GROUPS_PADDED": groups, "LOOKED_AT": num, "NUM": num, "NUM_PADDED": padded},
             num_warps=warps,
@@ -263,8 +263,8 @@ def test_it_compiles_for_hopper() -> None:
     modes = {"HAS_TEMPERATURE": False, "HAS_NOISE": False, "HAS_TARGET": False, "GROUP": 64}
     modes |= absent | {"PDL": False, "num_groups": 1}
     del plain["num_groups"]
-    jobs.append(Job("eyas.kernels.rank:survey", plain, modes | {"BLOCK": 1024}))
+    jobs.append(Job("eyas.kernels.top_tokens:survey", plain, modes | {"BLOCK": 1024}))
     modes |= {"GROUPS_PADDED": 1, "LOOKED_AT": 1, "NUM": 8, "NUM_PADDED": 8}
-    jobs.append(Job("eyas.kernels.rank:select", plain | outputs, modes))
+    jobs.append(Job("eyas.kernels.top_tokens:select", plain | outputs, modes))
     for compiled in compile_for_hopper(*jobs):
         assert compiled.num_spilled == 0 and compiled.shared < 64 * 1024, compiled

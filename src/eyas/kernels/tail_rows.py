@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from eyas.kernels.launch import block_of, enter, launch_options
-from eyas.kernels.rows import empty_numbers
+from eyas.kernels.node_rows import empty_numbers
 
 _NUM_ROW_FIELDS, _NUM_SEQUENCE_FIELDS = 6, 4
 _NUMBERS = ("longest", "padded_rows", "padded_sequences", "max_position", "null_slot")
