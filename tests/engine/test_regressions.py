@@ -204,7 +204,7 @@ def test_a_stream_that_nobody_reads_ends_when_it_is_dropped() -> None:
         del unread
         gc.collect()
         llm.engine.step()
-        assert not llm.engine.has_work() and not llm._shared._inboxes
+        assert not llm.engine.has_work() and not llm.shared_engine._inboxes
         with pytest.raises(RequestError):
             llm.stream([], GREEDY)
         assert len(list(llm.stream(PROMPT, GREEDY))) >= 1

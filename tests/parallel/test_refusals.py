@@ -11,7 +11,7 @@ import torch
 
 from eyas.cli.serve import torchrun_settings
 from eyas.config import DeviceConfig, EngineConfig, ModelConfig, ParallelConfig
-from eyas.engine import ranks as ranks_module
+from eyas.engine import rank_group
 from eyas.engine.startup.build import build_engine
 from eyas.models import read_spec
 from eyas.models.sharding import check_ranks, of_rank
@@ -64,7 +64,7 @@ def test_a_model_that_ranks_cannot_divide(
     def start(*_: object) -> None:
         raise AssertionError("processes are started")
 
-    monkeypatch.setattr(ranks_module, "RankProcesses", start)
+    monkeypatch.setattr(rank_group, "RankProcesses", start)
     directory = save_model(make_model(family, **changes), tmp_path)
     with pytest.raises(ValueError, match=r"^parallel\.") as caught:
         build_engine(config_of(directory, tp))
