@@ -80,6 +80,10 @@ WALKS: dict[str, tuple[Node, tuple[str | int, ...]]] = {
         ("I look", 4092, '\n{"arguments": {"name": "a", "age": 2}}\n', 4093, "done"),
     ),
     "grammar": (Source("ebnf", 'root ::= [a-z]+ ", " root | "end"'), ("ab, c, end",)),
+    "grammar that repeats never": (
+        Source("ebnf", 'root ::= ("a"){0} "b" (x{0,0} | "c")\nx ::= "q" x?'),
+        ("bc",),
+    ),
 }
 
 

@@ -76,8 +76,11 @@ def _written(rules: dict[str, RuleNode]) -> str:
     for name, rule in rules.items():
         rule.alternatives = rule.alternatives.simplify()
         for node in below(rule):
-            if isinstance(node, RepetitionNode) and isinstance(node.node, RepetitionNode):
-                node.node = SequenceNode([node.node])  # written in parentheses
+            if isinstance(node, RepetitionNode):
+                if node.max_times == 0:  # which Lark refuses
+                    node.node, node.max_times = SequenceNode([]), 1
+                if isinstance(node.node, RepetitionNode):
+                    node.node = SequenceNode([node.node])  # written in parentheses
         references[name] = [node for node in below(rule) if isinstance(node, RuleRefNode)]
         for node in references[name]:
             if node.name not in rules:
