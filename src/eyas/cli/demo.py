@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.panel import Panel
 
-    from eyas.core import Delta, Usage
+    from eyas.core import Usage
     from eyas.dialect import Wanted
     from eyas.llm import LLM
     from eyas.outputs import Choice
@@ -230,14 +230,14 @@ def answer(llm: LLM, demo_task: DemoTask) -> Answer:
     )
     prompt = llm.encode_chat(task.messages, tools=task.tools or None, enable_thinking=task.thinks)
     output = llm.dialect.output(wanted, prompt)
-    llm.engine.add(
-        Request(id="demo", prompt_token_ids=prompt, params=params, output=output, with_marks=True)
+    request = Request(
+        id="demo", prompt_token_ids=prompt, params=params, output=output, with_marks=True
     )
+    llm.shared_engine.open(request)
     started = time.perf_counter()
-    deltas: list[Delta] = []
-    while llm.engine.has_work():
-        deltas += llm.engine.step()
+    deltas = list(llm.shared_engine.deltas(request))
     seconds = time.perf_counter() - started
+    llm.shared_engine.end(request)
     segmenter = llm.dialect.segmenter(wanted, prompt)
     collected = GenerationOutput(prompt, [Choice(0)])
     pieces: list[tuple[str, bool]] = []

@@ -63,32 +63,24 @@ class LocalModel:
             with_marks=True,
             with_draft_trees=True,
         )
-        llm.engine.add(request)
+        engine, signals = llm.shared_engine, []
+        engine.open(request)
         segmenter = llm.dialect.segmenter(wanted, prompt)
         try:
-            for delta in self._deltas(request.id):
-                _count(turn, delta)
-                turn.trees += [_shown(tree, llm.tokenizer) for tree in delta.draft_trees]
-                yield from segmenter.push(delta.text, delta.marks)
-                if delta.finish_reason is not None:
-                    yield from segmenter.finish()
+            with first_signal((signal.SIGINT,), signals.append):
+                for delta in engine.deltas(request):
+                    _count(turn, delta)
+                    turn.trees += [_shown(tree, llm.tokenizer) for tree in delta.draft_trees]
+                    yield from segmenter.push(delta.text, delta.marks)
+                    if signals:
+                        break
+            yield from segmenter.finish()
         finally:
-            llm.engine.abort(request.id)
-            while llm.engine.has_work():
-                llm.engine.step()
+            engine.end(request)
 
     def close(self) -> None:
         """Shut the engine down."""
         self.llm.close()
-
-    def _deltas(self, request_id: str) -> Iterator[Delta]:
-        """Yield the deltas of the running request, until it ends or Ctrl-C is pressed."""
-        engine, signals = self.llm.engine, []
-        with first_signal((signal.SIGINT,), signals.append):
-            while engine.has_work():
-                if signals:
-                    engine.abort(request_id)
-                yield from engine.step()
 
 
 def _count(turn: Turn, delta: Delta) -> None:
