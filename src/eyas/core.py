@@ -8,6 +8,7 @@ Does not know: how these data are computed, stored or sent.
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any, Literal, cast
 
 import msgspec
@@ -49,6 +50,14 @@ def field_error(param: str, problem: str, *, code: str = "invalid_value") -> Req
     """Return the error for a field that cannot be served as it was sent. param: its path, with which
     the message begins. problem: the rest of the message, with the remedy."""
     return RequestError(f"{param}: {problem}", param=param, code=code)
+
+
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+
+
+def token_id_of(key: str) -> int | None:
+    """Return the token id that a key of a JSON object is; None if it is none. Each id has one text."""
+    return int(key) if _TOKEN_ID.fullmatch(key) else None
 
 
 class GrammarError(RequestError):

@@ -11,6 +11,7 @@ import pytest
 
 from eyas import LLM, RequestError
 from eyas.config import DraftConfig
+from eyas.core import token_id_of
 
 OF_BOTH: dict[str, Any] = {"trust_remote_code": True}
 QUICK: dict[str, Any] = {"drafter": "root", "num_threads": 1, "max_model_len": 256}
@@ -216,3 +217,10 @@ def test_a_template_may_be_given() -> None:
     with LLM(**QUICK, chat_template="{{ messages[0].content }}!") as llm:
         ids = llm.encode_chat([{"role": "user", "content": "Hi"}])
         assert llm.tokenizer.decode(ids, skip_special=False) == "Hi!"
+
+
+@pytest.mark.parametrize("key", ["007", "+7", " 7", "7.0", "", "٧", "99999999999"])
+def test_an_id_has_one_text_here_as_on_the_server(llm: LLM, key: str) -> None:
+    assert token_id_of("7") == 7 and token_id_of(key) is None
+    with pytest.raises(RequestError, match="logit_bias"):
+        llm.generate("a", {"logit_bias": {key: 1.0}})

@@ -6,18 +6,16 @@ Promises: refuses a field that cannot be honoured by name. Does not know: prompt
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from eyas.core import SamplingParams, field_error
+from eyas.core import SamplingParams, field_error, token_id_of
 from eyas.server.fields import refuse_fields
 from eyas.server.request_models import CompletionFields
 
 SEED_BITS = 53
 """Bits of a randomly drawn seed: few enough for clients that store numbers as doubles."""
-_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # no two texts for one id
 
 
 def refuse_unsupported(body: CompletionFields) -> None:
@@ -117,7 +115,8 @@ def sampling_params(
 def _logit_bias(entries: Mapping[str, float]) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in entries.items():
-        if not _TOKEN_ID.fullmatch(key):
+        token_id = token_id_of(key)
+        if token_id is None:
             raise field_error("logit_bias", "keys must be token ids")
-        bias[int(key)] = float(value)
+        bias[token_id] = float(value)
     return bias
