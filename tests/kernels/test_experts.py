@@ -161,8 +161,10 @@ def test_tiles_hold_every_assignment_once(
 def test_many_assignments_are_sorted(device: torch.device) -> None:
     experts_TK = random_choice(MAX_TILED // 4 + 1, 8, 4, device)
     assert tile_operation.by_kernel(experts_TK, 8, 64) is NotImplemented
-    tile_expert_P, _ = tile_operation(experts_TK, 8, 64)
-    assert len(tile_expert_P) == 8 + experts_TK.numel() // 64
+    found = tile_operation(experts_TK, 8, 64)
+    expected = tile_operation.by_torch(experts_TK, 8, 64)
+    assert all(map(torch.equal, found, expected))
+    assert len(found[0]) == 8 + experts_TK.numel() // 64
 
 
 def weights_of(
