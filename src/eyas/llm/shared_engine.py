@@ -55,6 +55,11 @@ class SharedEngine:
             self.engine.add(request, grammar)
             self._inboxes[request.id] = deque()
 
+    def abort(self, request: Request) -> None:
+        """End a request now. Its last delta still comes."""
+        with self._turn():
+            self.engine.abort(request.id)
+
     def end(self, request: Request) -> None:
         """Remove a request's inbox, and abort the request if it is running. The garbage collector may
         call this anywhere, also inside a step."""

@@ -73,7 +73,7 @@ class LocalModel:
                     turn.trees += [_shown(tree, llm.tokenizer) for tree in delta.draft_trees]
                     yield from segmenter.push(delta.text, delta.marks)
                     if signals:
-                        break
+                        engine.abort(request)
             yield from segmenter.finish()
         finally:
             engine.end(request)
