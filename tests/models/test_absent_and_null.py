@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,16 @@ import pytest
 from transformers import AutoConfig
 
 from eyas.models import read_spec
+from tests.models.test_published_files import ABSENT, change_config
 from tests.models.tiny import make_model, save_model
 
-ABSENT = "absent"
 BARE_ROPES = {kind: {"rope_type": "default"} for kind in ("full_attention", "sliding_attention")}
 
 
-def changed(family: str, change: dict[str, Any], directory: Path) -> Path:
+def changed(family: str, changes: dict[str, Any], directory: Path) -> Path:
     """A tiny checkpoint with a changed config.json."""
     save_model(make_model(family), directory)
-    path = directory / "config.json"
-    values = {**json.loads(path.read_text()), **change}
-    path.write_text(json.dumps({k: v for k, v in values.items() if v != ABSENT}))
+    change_config(directory, changes)
     return directory
 
 

@@ -5,7 +5,7 @@ was found first; every entry of the results is written, padding included.
 Does not know: logits, networks, where the pool's storage comes from.
 
 Legend: B sequences, Q frontier nodes, J children a node, E candidates of a level (Q * J), X entries of
-a pool, P draft tokens from below the root to a node, W nodes of the tree.
+a pool, P draft tokens from below the root to a node.
 """
 
 from __future__ import annotations

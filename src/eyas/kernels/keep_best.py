@@ -4,8 +4,7 @@ Promises: the same candidates in the same order as the torch body finds; ties go
 was found first; every entry of the results is written, padding included.
 Does not know: logits, networks, where the pool's storage comes from.
 
-Legend: B sequences, Q frontier nodes, J children a node, E candidates of a level (Q * J), X entries of
-a pool, P draft tokens from below the root to a node, W nodes of the tree.
+Legend: B sequences, X entries of a pool, W nodes of the tree.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ import triton
 import triton.language as tl
 
 from eyas.kernels.launch import block_of, enter, launch_options
-
-_PATH_BLOCK = 16
 
 
 @triton.jit

@@ -42,7 +42,7 @@ def angles_of_pairs(
 def rotated_pairs(
     x_NH, cosine_1I, sine_1I, BLOCK_HEADS: tl.constexpr, BLOCK_PAIRS: tl.constexpr
 ):  # fmt: skip
-    """[N, H] heads in float32, neighbouring numbers turned."""
+    """[N, H] heads in float32, neighbouring numbers rotated."""
     pairs_NI2 = tl.reshape(x_NH, (BLOCK_HEADS, BLOCK_PAIRS, 2))
     first_NI, second_NI = tl.split(pairs_NI2)
     rotated_first = first_NI * cosine_1I - second_NI * sine_1I
@@ -112,10 +112,10 @@ def rotate_shared_kernel(
     position = tl.load(positions_T + row)
     NUM_PARTS: tl.constexpr = (NUM_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     SIZE: tl.constexpr = NUM_HEADS * HEAD_DIM
-    q, turned = q_TX + row * q_stride, rotated_TX + row * (SIZE + NUM_INDEX_HEADS * INDEX_DIM)
+    q, out = q_TX + row * q_stride, rotated_TX + row * (SIZE + NUM_INDEX_HEADS * INDEX_DIM)
     if part < NUM_PARTS:
         _rotate(
-            q, weight_H, turned, table_P2H, position, part * BLOCK_HEADS, NUM_HEADS, HEAD_DIM,
+            q, weight_H, out, table_P2H, position, part * BLOCK_HEADS, NUM_HEADS, HEAD_DIM,
             HEAD_DIM, epsilon, HEAD_DIM, ROTATED, True, False, False, BLOCK_HEADS, BLOCK_PAIRS,
         )  # fmt: skip
     elif part == NUM_PARTS:
@@ -126,7 +126,7 @@ def rotate_shared_kernel(
         )  # fmt: skip
     elif NUM_INDEX_HEADS > 0:
         _rotate(
-            q + SIZE, weight_H, turned + SIZE, table_P2H, position,
+            q + SIZE, weight_H, out + SIZE, table_P2H, position,
             (part - NUM_PARTS - 1) * BLOCK_INDEX_HEADS, NUM_INDEX_HEADS, INDEX_DIM, INDEX_DIM,
             epsilon, INDEX_DIM, ROTATED, False, False, False, BLOCK_INDEX_HEADS, BLOCK_INDEX_PAIRS,
         )  # fmt: skip
@@ -143,7 +143,7 @@ def rotate_heads(
     backwards: bool = False,
     pdl: bool = False,
 ) -> None:
-    """Write the heads, normalised if there is an epsilon, then turned, to `out_TNH`.
+    """Write the heads, normalised if there is an epsilon, then rotated, to `out_TNH`.
 
     Rows and heads of both may stand apart; the output may be the input. table_P2H: cosine and signed
     sine of each position [P, 2, 1, R], as `layers.rope.RopeTable` makes them.
@@ -195,8 +195,8 @@ def rotate_shared(
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Normalise and turn the key in place; return the query heads, normalised and turned, and behind
-    them the indexer's heads, turned, [T, X].
+    """Normalise and rotate the key in place; return the query heads, normalised and rotated, and behind
+    them the indexer's heads, rotated, [T, X].
 
     q_TX: query heads and the indexer's, next to each other; rows of both tensors may stand apart.
     Reference: `ops.rotate_heads.rotate_shared`.

@@ -129,17 +129,16 @@ class ConfigFile:
         is not scaled; None is `rope_theta`.
         """
         values = dict(self.with_layer_types(every=every).values)
-        ropes = self.nested("rope_parameters").values
-        if {"full_attention", "sliding_attention"} <= ropes.keys():
+        ropes = self.nested("rope_parameters")
+        if {"full_attention", "sliding_attention"} <= ropes.values.keys():
             if self.nested("rope_scaling").values:
                 raise self.error(
                     "rope_scaling", "stands beside rope_parameters of each layer type; remove it"
                 )
             theta = values.get("rope_theta")
             thetas = {"full_attention": theta, "sliding_attention": window_theta or theta}
-            nested = self.nested("rope_parameters")
             values["rope_parameters"] = {
-                kind: {"rope_theta": default, **nested.nested(kind).values}
+                kind: {"rope_theta": default, **ropes.nested(kind).values}
                 for kind, default in thetas.items()
             }
         else:

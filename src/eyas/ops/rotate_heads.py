@@ -25,7 +25,7 @@ def rotate_heads(
     *,
     backwards: bool = False,
 ) -> torch.Tensor:
-    """Return the heads [T, N, H], turned by their row's angles, or back by them.
+    """Return the heads [T, N, H], rotated by their row's angles, or back by them.
 
     epsilon: of the RMS norm of each head that comes first; None is none. weight: of that norm, from
     `add_norm.new_weight`.
@@ -72,7 +72,7 @@ def rotate_shared(
     num_index_heads: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalise and turn the one key of a row in place; return its query heads [T, N, H], normalised
-    and turned, and the heads of its indexer [T, J, I], turned.
+    and rotated, and the heads of its indexer [T, J, I], rotated.
 
     q_TX: query heads, and behind them those of the indexer, of which there may be none. weight: of the
     key's norm, from `add_norm.new_weight`.
@@ -97,7 +97,7 @@ def _shared_by_kernel(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from eyas.kernels.rotate_heads import rotate_shared as launch
 
-    turned_TX = launch(
+    rotated_TX = launch(
         q_TX,
         kv_TH,
         weight if weight.dim() == 1 else weight[0],
@@ -108,7 +108,7 @@ def _shared_by_kernel(
         num_index_heads,
         pdl=q_TX.is_cuda,
     )
-    return _heads_of(turned_TX, kv_TH.shape[1], num_heads, num_index_heads)
+    return _heads_of(rotated_TX, kv_TH.shape[1], num_heads, num_index_heads)
 
 
 def _heads_of(
@@ -123,7 +123,7 @@ def _heads_of(
 def rotate_pairs(
     x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, backwards: bool = False
 ) -> torch.Tensor:
-    """Return x with its last R dimensions turned, neighbours (2i, 2i + 1) being a pair.
+    """Return x with its last R dimensions rotated, neighbours (2i, 2i + 1) being a pair.
 
     cosine, sine: [..., R] from `Angles`, whose first half of sines is negated; they broadcast to x.
     """
@@ -132,7 +132,7 @@ def rotate_pairs(
     cosine, sine = cosine[..., :half].float(), sine[..., half:].float()
     if backwards:
         sine = -sine
-    plain, turned = x.float().split([x.shape[-1] - num_rotated, num_rotated], -1)
-    first, second = turned.unflatten(-1, (half, 2)).unbind(-1)
+    plain, rotated = x.float().split([x.shape[-1] - num_rotated, num_rotated], -1)
+    first, second = rotated.unflatten(-1, (half, 2)).unbind(-1)
     pairs = torch.stack([first * cosine - second * sine, second * cosine + first * sine], -1)
     return torch.cat([plain, pairs.flatten(-2)], -1).to(x.dtype)
