@@ -204,6 +204,8 @@ def num_wrong(rank: int, place: str) -> int:
                 common.choice(graphs).replay()
             else:
                 _exchange(group, numbers(common.choice((*SIZES_OF_SUMS, LARGER)), i, device), wrong)
+        for graph in graphs:
+            graph.reset()  # NCCL would wait for them
         return int(wrong)
 
 
@@ -237,6 +239,25 @@ def test_a_killed_rank_ends_the_engine(tmp_path: Path, captures: bool) -> None:
             _run_to_the_end(engine)
     finally:
         engine.shutdown()
+
+
+def test_a_process_ends_that_has_not_shut_its_engine_down(tmp_path: Path) -> None:
+    """NCCL waits for graphs that contain its exchanges, when it is ended before them."""
+    directory = save_model(make_model("qwen3", **SIZES), tmp_path / "model")
+    process = multiprocessing.get_context("spawn").Process(target=_run_and_exit, args=(directory,))
+    process.start()
+    process.join(300)
+    try:
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+
+
+def _run_and_exit(directory: Path) -> None:
+    engine = new_engine(directory, tp=2, captures=True, exact=False)
+    run(engine, requests())
+    assert engine.launcher.graphs is not None
+    assert engine.launcher.graphs.num_replays > 0
 
 
 def _run_to_the_end(engine: Engine) -> None:

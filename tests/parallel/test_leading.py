@@ -8,7 +8,14 @@ import torch
 from eyas.attention.base import AttentionLayout
 from eyas.parallel.lost import GroupLost
 from eyas.runner.leader import Leader
-from eyas.runner.rank_messages import DropMessage, ForwardMessage, Message, ReplayMessage, decode
+from eyas.runner.rank_messages import (
+    DropMessage,
+    EndMessage,
+    ForwardMessage,
+    Message,
+    ReplayMessage,
+    decode,
+)
 from eyas.runner.rows import ForwardRows
 
 
@@ -18,6 +25,7 @@ class Recorder:
     def __init__(self, *, captures: bool = True) -> None:
         self.messages: list[Message] = []
         self.reason: str | None = None
+        self.is_lost = False
         self._captures = captures
 
     def send(self, message: bytes) -> None:
@@ -31,6 +39,15 @@ class Recorder:
 
     def give_up(self, reason: str) -> None:
         self.reason = reason
+
+
+class CapturedStage:
+    """A captured stage of rank 0."""
+
+    is_destroyed = False
+
+    def destroy(self) -> None:
+        self.is_destroyed = True
 
 
 def leader_of(group: Recorder) -> Leader:
@@ -60,7 +77,10 @@ def test_graphs_have_numbers_and_are_dropped_before_the_next_replay() -> None:
     with leader.capturing() as nothing:
         pass
     assert nothing.number is None
-    leader.drop(0)
+    held = [CapturedStage(), CapturedStage()]
+    for number, stage in enumerate(held):
+        leader.own(stage, number)
+    del stage, held[0]
     for _ in range(2):
         with leader.replaying(1):
             pass
@@ -68,6 +88,20 @@ def test_graphs_have_numbers_and_are_dropped_before_the_next_replay() -> None:
     found = [each.capture for each in passes if isinstance(each, ForwardMessage)]
     assert found == [None, 0, 1]
     assert rest == [DropMessage([0]), ReplayMessage(1), ReplayMessage(1)]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_captured_stages_are_destroyed_before_the_exchanges_that_they_contain(
+    is_lost: bool,
+) -> None:
+    group = Recorder()
+    group.is_lost = is_lost
+    leader = leader_of(group)
+    stage = CapturedStage()
+    leader.own(stage, 0)
+    leader.end()
+    assert stage.is_destroyed
+    assert group.messages == ([] if is_lost else [EndMessage()])
 
 
 class End:

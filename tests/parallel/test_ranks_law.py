@@ -5,6 +5,7 @@ Every start of a rank costs seconds of a processor, so that few engines run many
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -78,11 +79,10 @@ def _ranks_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "python_command", forked.command)
 
 
-@contextmanager
-def engine_of(
+def new_engine(
     directory: Path, tp: int, ep: int = 1, *, drafter: Drafter | None = None, num_slots: int = 1024
-) -> Iterator[Engine]:
-    engine = build_engine(
+) -> Engine:
+    return build_engine(
         EngineConfig(
             model=ModelConfig(path=str(directory), dtype="float32", max_model_len=128),
             cache=CacheConfig(num_slots=num_slots),
@@ -93,6 +93,11 @@ def engine_of(
         ),
         own_drafter=drafter,
     )
+
+
+@contextmanager
+def engine_of(directory: Path, tp: int, ep: int = 1, **settings: Any) -> Iterator[Engine]:
+    engine = new_engine(directory, tp, ep, **settings)
     try:
         assert engine.info.exact, engine.info.exact_reason
         yield engine
@@ -218,14 +223,22 @@ class Again:
         for old, new in zip(tensors_of(self.result), tensors_of(again), strict=True):
             old.copy_(new)
 
+    def reset(self) -> None:
+        pass
+
+
+def captured_requests() -> list[Request]:
+    """Of steps with log-probabilities no graphs are made."""
+    return [
+        replace(request, params=replace(request.params, logprobs=None, prompt_logprobs=None))
+        for request in requests()
+    ]
+
 
 def test_captured_passes_are_replayed_on_all_ranks(tmp_path: Path) -> None:
     """The messages of graphs, which are captured, replayed, and dropped when there are many."""
     directory = write_model(tmp_path / "model", seed=1, mixing=0.3)
-    asked = [
-        replace(request, params=replace(request.params, logprobs=None, prompt_logprobs=None))
-        for request in requests()
-    ]
+    asked = captured_requests()
     with engine_of(directory, 1) as engine:
         expected: Answers = {}
         for request in asked:
@@ -242,6 +255,23 @@ def test_captured_passes_are_replayed_on_all_ranks(tmp_path: Path) -> None:
         assert engine.metrics.num_failed_steps == 0
         assert graphs.num_replays > 50
         assert graphs.num_captured > 10
+
+
+def test_ranks_end_when_nothing_refers_to_their_engine(tmp_path: Path) -> None:
+    """Its graphs are destroyed first: NCCL would wait for them forever."""
+    engine = new_engine(write_model(tmp_path / "model", seed=1, mixing=0.3), 2)
+    assert engine.ranks is not None
+    graphs = GraphsAgain(engine.ranks.leader, max_graphs=5)
+    engine.launcher.graphs = graphs
+    run(engine, captured_requests()[:1])
+    ranks = [psutil.Process(number) for number in engine.ranks.process_ids]
+    assert graphs.num_captured > 0
+    assert all(map(is_rank, ranks))
+    with patch.object(Again, "reset", autospec=True) as reset:
+        del engine
+        gc.collect()
+        assert reset.call_count > 0
+    assert not any(map(is_rank, ranks))
 
 
 def test_the_built_in_model_drafts_and_obeys_grammars_on_two_ranks() -> None:

@@ -1,6 +1,7 @@
 """The ranks of an engine, as rank 0 sees them: started, met, watched, ended.
 
-Promises: a rank that ends is noticed by `check`, and by every exchange. `close` leaves no process.
+Promises: a rank that ends is noticed by `check`, and by every exchange. `close` leaves no process; it
+is called when nothing refers to the ranks any more, and when the interpreter exits, if nobody has.
 Does not know: models, what is exchanged.
 """
 
@@ -14,6 +15,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from weakref import finalize
 
 import msgspec
 import torch
@@ -107,43 +109,43 @@ class Ranks:
         directory: of the model. command: as `RankProcesses`. Raises GroupLost if a rank does not come,
         and ValueError if one was started with other settings.
         """
-        self._place = None if config.parallel.num_nodes > 1 else PrivatePlace()
-        self._processes: RankProcesses | None = None
-        self._group: Group | None = None
-        self._has_ended = False
-        self._ending = threading.Event()
-        where = config.parallel.address if self._place is None else self._place.path
-        assert where is not None
+        closing = contextlib.ExitStack()
+        self._close = finalize(self, closing.close)
         try:
+            where = config.parallel.address
+            if config.parallel.num_nodes == 1:
+                place = PrivatePlace()
+                closing.callback(place.remove)
+                where = place.path
+            assert where is not None
             here = msgspec.structs.replace(config.model, path=directory, offline=True)
             found = msgspec.structs.replace(config, model=here)
             self._processes = RankProcesses(found, where, command)
-            self._group = self._meet(meeting_of(config, 0, where), hardware.device)
+            closing.callback(self._processes.close)
+            self.group = _met(meeting_of(config, 0, where), hardware.device, self._processes)
+            closing.callback(self.group.abort, "the engine was shut down")
+            self.leader = Leader(self.group)
+            closing.callback(self.leader.end)
         except BaseException:
             self.close()
             raise
         log.info("%d ranks have met", config.parallel.num_ranks)
-        self.leader = Leader(self._group)
-        if self._group.is_on_gpu:
+        if self.group.is_on_gpu:
+            ending = threading.Event()
+            closing.callback(ending.set)
             seconds = config.parallel.timeout_seconds
-            threading.Thread(target=self._watch, args=(seconds,), daemon=True).start()
-        self.shard = replace(shard_of(config, hardware.device), group=self._group)
-
-    @property
-    def group(self) -> Group:
-        assert self._group is not None
-        return self._group
+            watched = (ending, self._processes, self.leader, self.group, seconds)
+            threading.Thread(target=_watch, args=watched, daemon=True).start()
+        self.shard = replace(shard_of(config, hardware.device), group=self.group)
 
     @property
     def process_ids(self) -> list[int]:
         """The ids of the processes on this machine."""
-        assert self._processes is not None
         return self._processes.process_ids
 
     def check(self) -> None:
         """Raise GroupLost if a rank of this machine has ended, if one of another machine is not there,
         or if an exchange has failed."""
-        assert self._processes is not None
         try:
             self._processes.check()
         except GroupLost as error:
@@ -152,43 +154,41 @@ class Ranks:
         self.leader.send_heartbeat()
 
     def close(self) -> None:
-        """End the ranks."""
-        if self._group is not None and not self._group.is_lost and not self._has_ended:
-            with contextlib.suppress(GroupLost):
-                self.leader.end()
-        self._has_ended = True
-        self._ending.set()
-        if self._processes is not None:
-            self._processes.close()
-        if self._place is not None:
-            self._place.remove()
+        """End the ranks, and the exchanges with them."""
+        self._close()
 
-    def _watch(self, most_seconds: float) -> None:
-        """End the exchanges of GPUs if another rank is lost: the thread that runs steps may be waiting
-        for them, and does not check then."""
-        assert self._processes is not None
-        while not self._ending.wait(POLL_SECONDS):
-            try:
-                self._processes.check()
-                self.leader.check_replays(most_seconds)
-            except GroupLost as error:
-                self.group.abort(str(error))
-                return
 
-    def _meet(self, meeting: Meeting, device: torch.device) -> Group:
-        """Meet the other ranks; stop waiting if one of them ends."""
-        met: Future[Group] = Future()
+def _met(meeting: Meeting, device: torch.device, processes: RankProcesses) -> Group:
+    """Meet the other ranks; stop waiting if one of them ends."""
+    met: Future[Group] = Future()
 
-        def wait() -> None:
-            try:
-                met.set_result(meet(meeting, device))
-            except BaseException as error:
-                met.set_exception(error)
+    def wait() -> None:
+        try:
+            met.set_result(meet(meeting, device))
+        except BaseException as error:
+            met.set_exception(error)
 
-        threading.Thread(target=wait, daemon=True).start()
-        while True:
-            try:
-                return met.result(POLL_SECONDS)
-            except FutureTimeout:
-                assert self._processes is not None
-                self._processes.check()
+    threading.Thread(target=wait, daemon=True).start()
+    while True:
+        try:
+            return met.result(POLL_SECONDS)
+        except FutureTimeout:
+            processes.check()
+
+
+def _watch(
+    ending: threading.Event,
+    processes: RankProcesses,
+    leader: Leader,
+    group: Group,
+    most_seconds: float,
+) -> None:
+    """End the exchanges of GPUs if another rank is lost: the thread that runs steps may be waiting for
+    them, and does not check then."""
+    while not ending.wait(POLL_SECONDS):
+        try:
+            processes.check()
+            leader.check_replays(most_seconds)
+        except GroupLost as error:
+            group.abort(str(error))
+            return

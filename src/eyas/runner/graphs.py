@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Protocol, TypeVar
-from weakref import WeakSet, finalize
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -64,18 +64,19 @@ class Announced(Protocol):
 class Announcer(Protocol):
     """Has the other ranks capture, replay and drop the forward pass that is in a stage.
 
-    capturing, replaying: contexts in which this rank does the same.
+    capturing, replaying: contexts in which this rank does the same. own: tells of the captured stage.
     """
 
     def capturing(self) -> AbstractContextManager[Announced]: ...
     def replaying(self, number: int) -> AbstractContextManager[None]: ...
-    def drop(self, number: int) -> None: ...
+    def own(self, captured: Captured, number: int) -> None: ...
 
 
 class Replayed(Protocol):
-    """A CUDA graph, or what is one on another device."""
+    """A CUDA graph, or what is one on another device. reset: frees what it holds."""
 
     def replay(self) -> object: ...
+    def reset(self) -> object: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -92,6 +93,9 @@ class Captured:
     def replay(self) -> None:
         with self.replaying():
             self.graph.replay()
+
+    def destroy(self) -> None:
+        self.graph.reset()
 
 
 def recorded(stage: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
@@ -312,7 +316,7 @@ class StepGraphs:
             captured = Captured(graph, result)
             if (number := announced.number) is not None:
                 captured = Captured(graph, result, partial(announcer.replaying, number))
-                finalize(captured, announcer.drop, number)
+                announcer.own(captured, number)
         self.num_captured += 1
         self._alive.setdefault(name, WeakSet()).add(captured)
         return captured

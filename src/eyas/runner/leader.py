@@ -16,8 +16,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Protocol
+from weakref import WeakSet, finalize
 
 import msgspec
 import numpy as np
@@ -54,6 +56,12 @@ class CapturedPass:
     number: int | None = None
 
 
+class Destroyable(Protocol):
+    """A captured pass. destroy: frees its graph, which is not replayed any more."""
+
+    def destroy(self) -> None: ...
+
+
 class Leader:
     """Rank 0's side: announces forward passes and changes of states."""
 
@@ -62,6 +70,7 @@ class Leader:
         self._sent_at = time.monotonic()
         self._capture: CapturedPass | None = None
         self._num_captured = 0
+        self._kept: WeakSet[Destroyable] = WeakSet()
         self._dropped: list[int] = []
         self._launched: deque[tuple[float, torch.cuda.Event]] = deque(maxlen=MOST_WATCHED)
 
@@ -130,9 +139,11 @@ class Leader:
                 return
             self._launched.popleft()
 
-    def drop(self, number: int) -> None:
-        """Let a captured pass go. Sends nothing now, so that a finalizer may call it."""
-        self._dropped.append(number)
+    def own(self, captured: Destroyable, number: int) -> None:
+        """Note a pass that was captured on all ranks. The others let theirs go after this one's has
+        been garbage collected."""
+        self._kept.add(captured)
+        finalize(captured, self._dropped.append, number)
 
     def change_states(self, change: StateChange, *arguments: int) -> None:
         """Announce a change of the states of sequences."""
@@ -157,5 +168,10 @@ class Leader:
             self._send(HeartbeatMessage())
 
     def end(self) -> None:
-        """Tell the other ranks to end."""
-        self._send(EndMessage())
+        """Tell the other ranks to end, and destroy the captured passes: NCCL would wait forever for the
+        graphs that contain its exchanges, once these are ended."""
+        if not self._group.is_lost:
+            with suppress(GroupLost):
+                self._send(EndMessage())
+        for captured in self._kept:
+            captured.destroy()

@@ -96,6 +96,11 @@ class Recording:
         for operation in self._operations:
             operation()
 
+    def reset(self) -> None:
+        """Forget the operations and their tensors."""
+        self._operations.clear()
+        self._kept.clear()
+
     def add(self, operation: Callable[[], object]) -> None:
         self._operations.append(operation)
 
