@@ -312,6 +312,22 @@ def _is_aligned(*matrices: torch.Tensor) -> bool:
     return all(number % 16 == 0 for number in numbers)
 
 
+def _tile_for(
+    x_TI: torch.Tensor, weight: Weight, tile: Tile, *, num_folded: int, is_gated: bool
+) -> Tile:
+    """Return a tile that can run over these operands: the given one, or the first one for their sizes
+    if the copy engine cannot bring them."""
+    num_rows = x_TI.shape[0]
+    if isinstance(weight, PackedWeight):
+        assert not tile.by_warpgroups
+        if tile.by_copy_engine and not (weight.layout.kind == "fp8" and _is_aligned(x_TI)):
+            return packed_tiles_for(num_rows, x_TI.dtype)[0]
+    elif tile.by_warpgroups and not _is_aligned(x_TI, weight):
+        choose = folded_tiles_for if num_folded > 1 else tiles_for
+        return (gated_tiles_for if is_gated else choose)(num_rows, x_TI.dtype)[0]
+    return tile
+
+
 def _launch(
     x_TI: torch.Tensor,
     weight: Weight,
@@ -327,39 +343,34 @@ def _launch(
 ) -> None:
     num_rows, num_columns = x_TI.shape
     split_width = split_columns(num_columns, num_splits)
-    is_packed = isinstance(weight, PackedWeight)
     weight_OI, scales_OG = tensors_of(weight)
-    assert not is_packed or not tile.by_warpgroups
-    if is_packed and tile.by_copy_engine:
-        if weight.layout.kind == "fp8" and _is_aligned(x_TI):
-            from eyas.kernels import gemm_packed_stages
+    tile = _tile_for(x_TI, weight, tile, num_folded=num_folded, is_gated=is_gated)
+    rest = (bias_O, out, num_out, tile, split_width)
+    if isinstance(weight, PackedWeight) and tile.by_copy_engine:
+        from eyas.kernels import gemm_packed_stages
 
-            assert num_folded == 1, "these programs fold no sums"
-            gemm_packed_stages.launch(
-                x_TI, weight, bias_O, out, num_out, tile, split_width,
-                num_splits=num_splits, is_gated=is_gated, pdl=pdl,
-            )  # fmt: skip
-            return
-        tile = packed_tiles_for(num_rows, x_TI.dtype)[0]
-    if tile.by_warpgroups and _is_aligned(x_TI, weight_OI):
-        operands = (x_TI, weight_OI, bias_O, out, num_out, tile, split_width)
-        if tile.is_persistent:
-            assert num_folded == num_splits, "persistent programs have all columns"
-            from eyas.kernels import gemm_persistent
+        assert num_folded == 1, "these programs fold no sums"
+        gemm_packed_stages.launch(
+            x_TI, weight, *rest, num_splits=num_splits, is_gated=is_gated, pdl=pdl
+        )
+        return
+    if tile.is_persistent:
+        from eyas.kernels import gemm_persistent
 
-            gemm_persistent.launch(*operands, num_parts=num_folded, is_gated=is_gated, pdl=pdl)
-        else:
-            from eyas.kernels import gemm_warpgroups  # a language that not every Triton has
-
-            assert num_folded == 1, "tiles by warpgroups fold no sums"
-            assert num_splits == 1 or bias_O is None, "nor add they a bias to the first of several"
-            gemm_warpgroups.launch(
-                *operands, num_splits=num_splits, is_gated=is_gated, pdl=pdl
-            )  # fmt: skip
+        assert num_folded == num_splits, "persistent programs have all columns"
+        gemm_persistent.launch(
+            x_TI, weight_OI, *rest, num_parts=num_folded, is_gated=is_gated, pdl=pdl
+        )
         return
     if tile.by_warpgroups:
-        choose = folded_tiles_for if num_folded > 1 else tiles_for
-        tile = (gated_tiles_for if is_gated else choose)(num_rows, x_TI.dtype)[0]
+        from eyas.kernels import gemm_warpgroups  # a language that not every Triton has
+
+        assert num_folded == 1, "tiles by warpgroups fold no sums"
+        assert num_splits == 1 or bias_O is None, "nor add they a bias to the first of several"
+        gemm_warpgroups.launch(
+            x_TI, weight_OI, *rest, num_splits=num_splits, is_gated=is_gated, pdl=pdl
+        )
+        return
     columns_of_tile = tile.block_out // 2 if is_gated else tile.block_out
     is_high_enough = columns_of_tile >= LEAST_OUT  # for the instruction, half of a tile alone too
     by_copy_engine = tile.by_copy_engine and is_high_enough and _is_aligned(x_TI, weight_OI)
