@@ -229,7 +229,8 @@ def _engine(
     num_slots = min(slots or info.num_slots, info.num_slots)
     facts = msgspec.structs.replace(info, num_slots=num_slots, num_flights=flights)
     config = msgspec.structs.replace(config, scheduler=scheduler)
-    return connect(config, runner, drafter, facts, None)
+    limits = scheduler.limits(on_gpu=runner.model.device.type == "cuda")
+    return connect(config, limits, runner, drafter, facts, None)
 
 
 def _compared(name: str, expected: list[Answer], found: list[Answer], seconds: float) -> Result:

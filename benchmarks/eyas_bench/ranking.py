@@ -50,7 +50,7 @@ def rankings(stage: Stage) -> dict[str, TreeDrafter]:
             network,
             built.shape,
             first_scratch=engine.info.num_slots + 1,
-            max_rows=config.scheduler.rows(on_gpu=on_gpu),
+            max_rows=config.scheduler.limits(on_gpu=on_gpu).max_rows,
             trust=trust,
         )
         for name, trust in trusts.items()

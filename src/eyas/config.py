@@ -127,6 +127,22 @@ FEWEST_AUTO_SEATS, MOST_AUTO_SEATS = 64, 512
 """Sequences that run at once where the engine chooses how many."""
 
 
+class StepLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How large the steps of an engine are.
+
+    num_seats: most sequences that run at once. max_rows: most rows of a step (prompt chunks and tree
+    nodes together). max_captured_seqs: sequences of the largest step that runs from CUDA graphs, on a
+    CPU from recordings; 0 if none does. num_flights: steps that may be in flight when the next one is
+    launched. step_seconds: how long a step may take while sequences decode; None is any time.
+    """
+
+    num_seats: int
+    max_rows: int
+    max_captured_seqs: int
+    num_flights: int
+    step_seconds: float | None
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """max_num_seqs: most sequences that run at once. "auto" is 64 on a CPU, and on a GPU up to 512, as
     memory allows.
@@ -155,17 +171,21 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """max_num_seqs, and the most that is chosen where that is "auto"."""
         return MOST_AUTO_SEATS if self.max_num_seqs == "auto" else self.max_num_seqs
 
-    def step_seconds(self, *, on_gpu: bool) -> float | None:
-        """Return how long a step may take on this kind of device; None is any time."""
-        if self.max_step_ms == "auto":
-            return 0.05 if on_gpu else None
-        return self.max_step_ms / 1000
-
-    def rows(self, *, on_gpu: bool) -> int:
-        """Return the most rows of a step on this kind of device."""
-        if self.max_batch_tokens == "auto":
-            return 2048 if on_gpu else 512
-        return self.max_batch_tokens
+    def limits(self, *, on_gpu: bool, num_seats: int | None = None) -> StepLimits:
+        """Return what these settings are on this kind of device. num_seats: instead of `num_seats`,
+        where the engine has chosen it."""
+        rows, flights, most = self.max_batch_tokens, self.flights, self.max_graph_batch
+        num_seats = num_seats or self.num_seats
+        step_ms = self.max_step_ms
+        if step_ms == "auto":
+            step_ms = 50.0 if on_gpu else None
+        return StepLimits(
+            num_seats=num_seats,
+            max_rows=rows if rows != "auto" else 2048 if on_gpu else 512,
+            max_captured_seqs=num_seats if most is None else min(most, num_seats),
+            num_flights=int(on_gpu) if flights == "auto" else flights,
+            step_seconds=None if step_ms is None else step_ms / 1000,
+        )
 
 
 class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -422,8 +442,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.parallel.num_ranks > 1 and self.handover.role != "both":
             option = "--dp" if self.parallel.divides_sequences else "--tp"
             raise ValueError(
-                "handover.role: a server of several ranks cannot hand prompts over yet; leave --role "
-                f"out, or pass {option} 1"
+                "handover.role: a server of several ranks cannot hand prompts over yet; leave "
+                f"out --role, or pass {option} 1"
             )
         if self.parallel.divides_sequences and self.cache.kv_events.is_on:
             raise ValueError(
@@ -525,8 +545,8 @@ def _check_handover(handover: HandoverConfig, *, shares_prefixes: bool) -> None:
         return
     if not shares_prefixes:
         raise ValueError(
-            f"handover.role: {handover.role!r} keeps prompts in the prefix cache; leave out "
-            "--no-prefix-cache"
+            f"handover.role: {handover.role!r} keeps prompts in the prefix cache; leave "
+            "out --no-prefix-cache"
         )
     if handover.role == "prefill" and handover.host in ("", "0.0.0.0", "::"):
         raise ValueError(

@@ -21,6 +21,7 @@ from eyas.runner.recording import (
     Recordings,
     record,
 )
+from eyas.runner.step_inputs import StepSizes
 
 CPU = torch.device("cpu")
 SHAPE = (1, 1)
@@ -133,18 +134,19 @@ def test_a_stage_that_is_refused_is_called_with_those_after_it_in_its_step() -> 
 
 def test_nothing_is_recorded_where_forward_passes_cannot_be() -> None:
     graphs, number = Recordings(CPU, recorded_at=1), torch.zeros(())
-    assert graphs.serves(8, 1, 0) and graphs.serves(4, 5, 0)
-    assert not graphs.serves(5, 5, 0) and not graphs.serves(1, 1, 9)
+    assert graphs.serves(StepSizes(8, 1)) and graphs.serves(StepSizes(4, 5))
+    assert not graphs.serves(StepSizes(5, 5)) and not graphs.serves(StepSizes(1, 1, 9))
     assert graphs.of((1, 5)).run("forward", 0, lambda: int(number)) == 0
     assert graphs.refused_from == {5: 1}
-    assert graphs.serves(1, 1, 0) and not graphs.serves(1, 5, 0)
+    assert graphs.serves(StepSizes(1, 1)) and not graphs.serves(StepSizes(1, 5))
 
 
 def test_few_sequences_are_recorded_where_many_are_too_large() -> None:
     graphs = Recordings(CPU, recorded_at=1)
     for num in (64, 16, 32):
         graphs.of((num, 1)).run("forward", 0, lambda: torch.ones(MOST_BYTES) * 2)
-    assert graphs.serves(15, 1, 0) and not graphs.serves(16, 1, 0) and graphs.serves(1, 5, 0)
+    assert graphs.serves(StepSizes(15, 1)) and graphs.serves(StepSizes(1, 5))
+    assert not graphs.serves(StepSizes(16, 1))
     graphs.of((1, 1)).run("forward", 0, lambda: torch.ones(4) * 2)
     assert graphs.num_captured == 1
 

@@ -93,7 +93,8 @@ def kernels_of(directory):
         eos_token_ids=(),
         dtype=BF16,
     )
-    sizes = EngineSizes(config, files.spec, BF16, NUM_SLOTS, NUM_SLOTS, NUM_SLOTS, LENGTH, ())
+    limits = config.scheduler.limits(on_gpu=True)
+    sizes = EngineSizes(limits, files.spec, BF16, NUM_SLOTS, NUM_SLOTS, NUM_SLOTS, LENGTH, ())
     with collecting(specs.append):
         rehearsal._run_probe(parts, sizes, runner, 4)
         num_of_probe = len(specs)

@@ -67,8 +67,8 @@ def test_choices_on_a_device() -> None:
     assert search_choice((3, 2, 1.5)) == StartChoice(
         "kernels", "the fastest variant of 5 products", "2 are kept from an earlier start", 1.5
     )
-    config = EngineConfig()
-    assert graphs_choice(config, [4, 2, 1], 0.5).value == "captured for 3 batch sizes up to 4"
-    assert graphs_choice(config, [], 0.0).value == "when needed"
-    none = EngineConfig(scheduler=SchedulerConfig(max_graph_batch=0))
+    limits = SchedulerConfig().limits(on_gpu=True)
+    assert graphs_choice(limits, [4, 2, 1], 0.5).value == "captured for 3 batch sizes up to 4"
+    assert graphs_choice(limits, [], 0.0).value == "when needed"
+    none = SchedulerConfig(max_graph_batch=0).limits(on_gpu=True)
     assert graphs_choice(none, [], 0.0).value == "none"

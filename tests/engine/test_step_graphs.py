@@ -18,7 +18,7 @@ from eyas.draft import RootDrafter
 from eyas.draft_tree import DraftTree
 from eyas.engine.startup.captures import captured_sizes
 from eyas.runner.batch import Batch, PlannedBatch, Span
-from eyas.runner.graphs import Captured, Stages, StepGraphs
+from eyas.runner.graphs import Captured, CaptureLimits, Stages, StepGraphs
 from eyas.runner.step_inputs import StepSizes, sizes_with_prompts
 from eyas.runner.table import SequenceTable
 from eyas.sampling.params import BatchParams, SequenceParams
@@ -184,15 +184,20 @@ def test_no_token_is_lost_where_nothing_can_be_captured(drafter: str) -> None:
 def test_steps_of_more_sequences_than_asked_for_are_not_captured(
     most: int | None, shapes: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    scheduling = SchedulerConfig(max_graph_batch=most)
+    limits = CaptureLimits(scheduling.limits(on_gpu=False).max_captured_seqs)
     config = EngineConfig(
-        scheduler=SchedulerConfig(max_graph_batch=most),
+        scheduler=scheduling,
         draft=DraftConfig(drafter="root"),
         device=DeviceConfig(num_threads=1),
     )
     params = SamplingParams(max_tokens=6, seed=1, ignore_eos=True)
     with LLM(config=config) as llm:
         expected = [one.token_ids for one in llm.generate(["The", "Hello"], params)]
-        kept = llm.engine.launcher.graphs = UnkindGraphs()
+        own = llm.engine.launcher.graphs
+        assert (own is None) == (most == 0)
+        assert own is None or own.limits.num_seqs == limits.num_seqs
+        kept = llm.engine.launcher.graphs = UnkindGraphs(limits)
         met: set[int] = set()
 
         def of(shape: Any) -> Stages:

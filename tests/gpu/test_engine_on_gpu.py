@@ -191,8 +191,10 @@ def test_prompts_from_graphs_give_the_tokens_of_those_without(drafter: str) -> N
         with LLM(config=config) as llm:
             launcher = llm.engine.launcher
             if captures:
-                assert launcher.most_prompt_rows > 500
-                launcher.graphs = StepGraphs(llm.engine.table.device)
+                assert launcher.graphs is not None
+                limits = launcher.graphs.limits
+                assert limits.prompt_rows > 500
+                launcher.graphs = StepGraphs(llm.engine.table.device, limits)
             alone = [
                 llm.chat([chat], [one])[0].token_ids
                 for chat, one in zip(chats, params, strict=True)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from eyas.engine.engine import Engine
-from eyas.runner.graphs import MAX_GRAPHS, Stages, StepGraphs
+from eyas.runner.graphs import MAX_GRAPHS, NO_LIMITS, CaptureLimits, Stages, StepGraphs
 from eyas.runner.rows import ForwardRows
 from eyas.runner.runner import Output
 from eyas.transfer import HostCopy, Outbox
@@ -68,8 +68,16 @@ class Replay:
 class UnkindGraphs(StepGraphs):
     """num_spoilt: results that were. num_with_prompts: steps whose prompt chunks were in graphs."""
 
-    def __init__(self, max_graphs: int = MAX_GRAPHS, captured_at: int = 1) -> None:
-        super().__init__(torch.device("cpu"), max_graphs, captured_at)
+    def __init__(
+        self,
+        limits: CaptureLimits = NO_LIMITS,
+        *,
+        max_graphs: int = MAX_GRAPHS,
+        captured_at: int = 1,
+    ) -> None:
+        super().__init__(
+            torch.device("cpu"), limits, max_graphs=max_graphs, captured_at=captured_at
+        )
         self._namesakes: dict[Hashable, list[Replay]] = {}
         self.num_spoilt = 0
         self.num_with_prompts = 0
@@ -144,7 +152,9 @@ def make_unkind(engine: Engine, max_graphs: int = MAX_GRAPHS, captured_at: int =
         return forward(rows, taps)
 
     runner.forward = checked  # type: ignore[method-assign]
-    graphs = engine.launcher.graphs = UnkindGraphs(max_graphs, captured_at)
+    limits = CaptureLimits(prompt_rows=512 if engine.runner.captures_prompts else 0)
+    graphs = engine.launcher.graphs = UnkindGraphs(
+        limits, max_graphs=max_graphs, captured_at=captured_at
+    )
     engine.launcher._outbox = LateOutbox()
-    engine.launcher.most_prompt_rows = 512 if engine.runner.captures_prompts else 0
     return graphs

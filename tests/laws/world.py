@@ -406,7 +406,8 @@ def new_engine(
     )
     text = tokenizer() if with_text else None
     grammars = grammars or InstantPool()
-    return connect(config, runner, drafter, info, text, grammars, verify)  # type: ignore[arg-type]
+    limits = config.scheduler.limits(on_gpu=False)
+    return connect(config, limits, runner, drafter, info, text, grammars, verify)  # type: ignore[arg-type]
 
 
 @dataclass

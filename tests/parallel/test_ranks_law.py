@@ -203,7 +203,7 @@ class GraphsAgain(StepGraphs):
     """CUDA graphs as far as a CPU has them: a replay runs the stage again, and sends no message."""
 
     def __init__(self, leader: Leader, max_graphs: int) -> None:
-        super().__init__(torch.device("cpu"), max_graphs, announcer=leader)
+        super().__init__(torch.device("cpu"), max_graphs=max_graphs, announcer=leader)
         self._leader = leader
 
     def _record(self, name: Hashable, stage: Callable[[], Any]) -> tuple[Any, Any]:

@@ -280,9 +280,8 @@ def _layout(batch: Batch, nodes: NodeGrid) -> AttentionLayout:
 
 
 def _may_run_again(batch: Batch) -> bool:
-    """Whether a stage may end before it is done, and is run again: a recording that is refused, or that
-    goes another way. On a GPU the first run is whole."""
-    return batch.stages is not None and batch.table.device.type == "cpu"
+    """Whether a stage of this step may end before it is done, and is run again then."""
+    return batch.stages is not None and batch.stages.graphs.may_end_early
 
 
 def num_scratch(shape: TreeShape) -> int:

@@ -26,10 +26,8 @@ from eyas.engine.prompts import score_prompts
 from eyas.engine.scheduler import StepPlan
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.verifier import Verify
-from eyas.kernels import usable
 from eyas.runner.batch import Batch, PlannedBatch, padding_batch
-from eyas.runner.graphs import CAPTURED_AT, StepGraphs
-from eyas.runner.recording import Recordings
+from eyas.runner.graphs import StepGraphs
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.runner import ModelRunner, Output
 from eyas.runner.table import SequenceTable
@@ -44,10 +42,7 @@ class Launcher:
 
     mask_seconds: time limit for the masks of one step; draft nodes without a mask by then are not used.
     verify: computes the verdicts. drafters: the drafter, then the root drafter, which is used for a
-    step in which the first one fails. max_graph_batch: largest number of sequences of a step that
-    runs from CUDA graphs; None is no limit. graphs: None if no step is captured. records: record steps
-    on a CPU (`Recordings`), of which each then has to land before the next one is launched.
-    most_prompt_rows: as in `PlannedBatch`.
+    step in which the first one fails. graphs: None if no step is captured.
     """
 
     def __init__(
@@ -59,9 +54,7 @@ class Launcher:
         *,
         mask_seconds: float,
         verify: Verify,
-        max_graph_batch: int | None,
-        most_prompt_rows: int = 0,
-        records: bool = False,
+        graphs: StepGraphs | None,
     ) -> None:
         self._verify = verify
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
@@ -73,15 +66,7 @@ class Launcher:
         self._outbox = Outbox(table.device)
         self._landed_at = 0.0
         self.masking = Masking(vocab_size, mask_seconds, self.metrics.grammar, self._outbox)
-        limit = table.num_seats if max_graph_batch is None else max_graph_batch
-        self.max_graph_batch = min(limit, table.num_seats)
-        captures = usable(table.device) and self.max_graph_batch > 0
-        self.most_prompt_rows = most_prompt_rows
-        self.graphs: StepGraphs | None = None
-        if records and self.max_graph_batch > 0:
-            self.graphs = Recordings(table.device)
-        if captures:
-            self.graphs = StepGraphs(table.device, captured_at=CAPTURED_AT, announcer=runner.leader)
+        self.graphs = graphs
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], vocab_size, table.device)
 
@@ -98,13 +83,7 @@ class Launcher:
             flight.is_constrained = True
             flight.reads_automata = is_read_by_drafter or self.masking.prunes
         try:
-            graphs = self.graphs
-            if graphs is not None and (
-                len(plan.rooted) > self.max_graph_batch
-                or not graphs.serves(len(plan.rooted), plan.width, plan.num_prompt_rows)
-            ):
-                graphs = None
-            flight.planned = self._plan_batch(plan, graphs)
+            flight.planned = self._plan_batch(plan, self.graphs)
         except Exception:
             self._note_failure("a step could not be prepared")
         return flight
@@ -311,7 +290,6 @@ class Launcher:
             graphs,
             shape.levels,
             num_prompt_rows,
-            self.most_prompt_rows,
         ).begin()
         tree = batch.to_static(drafter.propose(batch, shape))
         rows, output = self.run_model(batch, tree)
@@ -327,7 +305,6 @@ class Launcher:
             plan.max_length,
             graphs,
             plan.shape.levels,
-            most_prompt_rows=self.most_prompt_rows,
         )
 
     def _batch_params(self, plan: StepPlan) -> BatchParams:

@@ -24,7 +24,7 @@ from eyas import logs, wire
 from eyas.cache.store import KVScales
 from eyas.children import freeze_loaded
 from eyas.config import EngineConfig
-from eyas.engine.rank_group import exchanged_bytes, meeting_of, shard_of
+from eyas.engine.rank_group import meeting_of, shard_of
 from eyas.engine.startup.cache_size import MAP_BYTES
 from eyas.engine.startup.kv_format import resolve_kv_dtype
 from eyas.engine.startup.load import (
@@ -125,10 +125,7 @@ def slots_of_rank(
     """Return the most slots that this rank has memory for. spec: of its part. offered: by rank 0."""
     if hardware.device.type == "cpu":
         return ANY_SLOTS  # rank 0 shares the machine's memory out
-    budget = cache_budget(hardware.device, config.cache.memory_fraction)
-    rows = config.scheduler.rows(on_gpu=True)
-    budget -= 16 * rows * (spec.intermediate_size + spec.hidden_size)
-    budget -= exchanged_bytes(config, spec)
+    budget = cache_budget(hardware.device, config.cache.memory_fraction, offered.num_bytes)
     size = slot_bytes(spec, kv_dtype)
     if offered.num_window_slots < offered.num_slots:
         budget -= offered.num_window_slots * size.windowed

@@ -185,10 +185,9 @@ class Batch:
 class PlannedBatch:
     """The host's part of a batch, made before the device has finished the step before.
 
-    The arguments are those of `Batch`; levels of 0 means as many as nodes. graphs: used if the
-    parameters of sampling can be captured and the shape has occurred often enough; None runs the step
-    without graphs. most_prompt_rows: rows of the largest forward pass with prompt chunks that may be
-    captured; with 0 none may.
+    The arguments are those of `Batch`; levels of 0 means as many as nodes. graphs: used if they serve
+    steps of this size, the parameters of sampling can be captured, and the shape has occurred often
+    enough; None runs the step without graphs.
     captures_at_once: capture the step even if its shape has not occurred. precedes_capture: its
     trees are captured when their shape occurs again; whether its prompt chunks are does not count.
     """
@@ -203,7 +202,6 @@ class PlannedBatch:
         graphs: StepGraphs | None = None,
         levels: int = 0,
         *,
-        most_prompt_rows: int = 0,
         captures_at_once: bool = False,
     ) -> None:
         self._table = table
@@ -219,20 +217,20 @@ class PlannedBatch:
         self._is_prepared = False
         num, num_prompt_rows = len(self._rooted), num_context_rows(self._chunks)
         self._sizes = StepSizes(num, width, num_prompt_rows, len(self._chunks))
-        if graphs is not None and num and params.is_capturable:
-            self._choose_graphs(graphs, most_prompt_rows, at_once=captures_at_once)
+        if graphs is not None and params.is_capturable and graphs.serves(self._sizes):
+            self._choose_graphs(graphs, at_once=captures_at_once)
         self._packed, self._chunks_C4 = self._pack(), self._pack_chunks()
         if self._graphs is not None:
             sizes = self._sizes
             self._graphs.send_inputs(sizes.num_sequences, sizes.width, self._packed)
 
-    def _choose_graphs(self, graphs: StepGraphs, most_prompt_rows: int, *, at_once: bool) -> None:
+    def _choose_graphs(self, graphs: StepGraphs, *, at_once: bool) -> None:
         """Decide whether the step runs from graphs, and take the sizes of these."""
         own, table, signature = self._sizes, self._table, self._params.signature
         length = min(length_of(self._max_length), table.num_columns)
         sizes = None
         if own.num_chunks and self._is_plain():
-            sizes = sizes_with_prompts(own, most_prompt_rows)
+            sizes = sizes_with_prompts(own, graphs.limits.prompt_rows)
         if sizes is not None and sizes.num_prompt_rows - own.num_prompt_rows > table.last_position:
             sizes = None  # the rows of padding are positions of one sequence
         if sizes is not None and graphs.captures((sizes, length, signature), at_once=at_once):
@@ -331,11 +329,10 @@ def padding_batch(
     graphs: StepGraphs | None,
     levels: int,
     num_prompt_rows: int = 0,
-    most_prompt_rows: int = 0,
 ) -> PlannedBatch:
     """Return a batch of `num` sequences in the padding seat, which changes no sequence.
 
-    num_prompt_rows: rows of a prompt chunk beside them. most_prompt_rows: as in `PlannedBatch`.
+    num_prompt_rows: rows of a prompt chunk beside them.
     """
     nothing = np.full(width, NULL_SLOT, dtype=np.int64)
     spans = [
@@ -347,14 +344,4 @@ def padding_batch(
         spans.append(Span(table.prompt_padding_seat, 0, num_prompt_rows, slots, None))
     sequence = SequenceParams(SamplingParams(temperature=temperature), 0, 0, 1, frozenset())
     params = BatchParams([sequence] * num, vocab_size, table.device)
-    return PlannedBatch(
-        table,
-        spans,
-        params,
-        width,
-        length,
-        graphs,
-        levels,
-        most_prompt_rows=most_prompt_rows,
-        captures_at_once=True,
-    )
+    return PlannedBatch(table, spans, params, width, length, graphs, levels, captures_at_once=True)

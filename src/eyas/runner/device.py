@@ -23,14 +23,16 @@ _CPU_CACHE_BYTES = 2 * 2**30
 class Device:
     """An opened device.
 
-    num_flights: steps in flight beyond the one that the host works on. exact: kernels that keep a row's
-    bits are chosen even where others are faster. choice: for the log.
+    exact: kernels that keep a row's bits are chosen even where others are faster. choice: for the log.
     """
 
     device: torch.device
-    num_flights: int
     choice: StartChoice
     exact: bool = True
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.type == "cuda"
 
 
 def open_device(config: DeviceConfig, num_ranks: int = 1, number: int | None = None) -> Device:
@@ -72,7 +74,7 @@ def open_device(config: DeviceConfig, num_ranks: int = 1, number: int | None = N
         if num_ranks > 1 and not config.num_threads:
             reason += f", for {num_ranks} ranks"
         value = f"cpu, threads: {torch.get_num_threads()}"
-        return Device(device, num_flights=0, choice=StartChoice("device", value, reason))
+        return Device(device, StartChoice("device", value, reason))
     device = torch.device(
         "cuda", torch.cuda.current_device() if device.index is None else device.index
     )
@@ -85,7 +87,7 @@ def open_device(config: DeviceConfig, num_ranks: int = 1, number: int | None = N
     properties = torch.cuda.get_device_properties(device)
     value = f"{device}, {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     choice = StartChoice("device", value, reason)
-    return Device(device, num_flights=1, choice=choice, exact=config.exact)
+    return Device(device, choice, config.exact)
 
 
 def selected(device: torch.device) -> AbstractContextManager[object]:

@@ -49,7 +49,8 @@ def agreed_slots(group: Group, most: Callable[[CacheMessage], int]) -> CacheMess
         return None
     assert isinstance(offered, CacheMessage), "rank 0 sizes the cache first"
     num_slots = group.least(most(offered))
-    return CacheMessage(num_slots, min(offered.num_window_slots, num_slots))
+    in_windows = min(offered.num_window_slots, num_slots)
+    return CacheMessage(num_slots, in_windows, offered.num_bytes)
 
 
 class Follower:

@@ -38,7 +38,7 @@ import torch
 
 from eyas.draft_tree import DraftTree
 from eyas.ops.capture import capturing
-from eyas.runner.step_inputs import StepInputs, bucket_of
+from eyas.runner.step_inputs import StepInputs, StepSizes, bucket_of
 from eyas.sampling.params import BatchParams
 from eyas.transfer import Inbox, refill, send
 
@@ -52,6 +52,18 @@ MiB)."""
 CAPTURED_AT = 2
 """The occurrence of a step's shape that an engine captures: the first one prepares its kernels, and a
 capture takes little longer than a step without graphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureLimits:
+    """The largest steps that are captured. num_seqs: their sequences. prompt_rows: rows of their
+    forward passes with prompt chunks; with 0 no chunks are captured."""
+
+    num_seqs: int = 1 << 30
+    prompt_rows: int = 0
+
+
+NO_LIMITS = CaptureLimits()
 
 
 class Announced(Protocol):
@@ -191,25 +203,30 @@ class Stages:
 class StepGraphs:
     """The captured stages of all step shapes, and the static tensors that they read.
 
-    max_graphs: how many graphs are kept, at least those of one shape. captured_at: the occurrence of a
-    shape from which its steps are captured. announcer: to the other ranks; None where there are none.
+    limits: larger steps run without graphs. max_graphs: how many graphs are kept, at least those of one
+    shape. captured_at: the occurrence of a shape from which its steps are captured. announcer: to the
+    other ranks; None where there are none.
     prepares: whether steps of a shape run without graphs first, unless they are captured at once.
     num_captured: graphs captured so far; num_replays: calls that were served by a replay.
     captures_at_start: common shapes are worth capturing before the first request. fills_up: rows of
-    padding make many sizes one, since they cost little.
+    padding make many sizes one, since they cost little. may_end_early: a stage may end before it is
+    done, and is run again then; otherwise each of its runs is whole.
     """
 
     captures_at_start = fills_up = True
+    may_end_early = False
 
     def __init__(
         self,
         device: torch.device,
+        limits: CaptureLimits = NO_LIMITS,
+        *,
         max_graphs: int = MAX_GRAPHS,
         captured_at: int = 1,
-        *,
         announcer: Announcer | None = None,
     ) -> None:
         self._device = device
+        self.limits = limits
         self._max_graphs = max_graphs
         self._captured_at = captured_at
         self.prepares = captured_at > 1
@@ -231,9 +248,9 @@ class StepGraphs:
         """Return the stages of a new shape."""
         return Stages(self, read)
 
-    def serves(self, num_sequences: int, width: int, num_prompt_rows: int) -> bool:
-        """Return whether steps of this size can be captured. width: of the trees."""
-        return True
+    def serves(self, step: StepSizes) -> bool:
+        """Return whether steps of this size can be captured."""
+        return 0 < step.num_sequences <= self.limits.num_seqs
 
     def bucket(self, num: int) -> int:
         """Return the number of sequences of the graph that serves `num`."""

@@ -153,12 +153,13 @@ class Leader:
         """Announce a change of window slots."""
         self._send(WindowMessage(change, [each.astype(np.int64).tobytes() for each in arguments]))
 
-    def agree_on_slots(self, num_slots: int, num_window_slots: int) -> int:
+    def agree_on_slots(self, num_slots: int, num_window_slots: int, num_bytes: int) -> int:
         """Return the number of slots that every rank has memory for, at most `num_slots`.
 
-        num_window_slots: of layers with a window, unless there are fewer slots than that.
+        num_window_slots: of layers with a window, unless there are fewer slots than that. num_bytes: as
+        in `CacheMessage`.
         """
-        self._send(CacheMessage(num_slots, num_window_slots))
+        self._send(CacheMessage(num_slots, num_window_slots, num_bytes))
         return self._group.least(num_slots)
 
     def send_heartbeat(self) -> None:

@@ -87,10 +87,14 @@ class WindowMessage(msgspec.Struct, frozen=True, tag="window", array_like=True):
 
 
 class CacheMessage(msgspec.Struct, frozen=True, tag="cache", array_like=True):
-    """The slots that rank 0 has memory for; every rank answers with the number that it has."""
+    """The slots that rank 0 has memory for; every rank answers with the number that it has.
+
+    num_bytes: what steps and states of sequences take beside them, on any rank at most.
+    """
 
     num_slots: int
     num_window_slots: int
+    num_bytes: int
 
 
 class HeartbeatMessage(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):

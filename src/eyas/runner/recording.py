@@ -26,7 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from eyas.draft_tree import DraftTree
 from eyas.native.build import ConditionChanged, noting_calls
 from eyas.native.steps import compiled_steps
-from eyas.runner.graphs import Stages, StepGraphs
+from eyas.runner.graphs import NO_LIMITS, CaptureLimits, Stages, StepGraphs
+from eyas.runner.step_inputs import StepSizes
 
 log = logging.getLogger(__name__)
 
@@ -286,15 +287,23 @@ class Recordings(StepGraphs):
     They are those of plain steps, and of a few sequences that draft: more have too many numbers of
     missing rows, and those and prompts take much longer than Python.
 
-    Results are valid until the next step, so a step has to land before that. refused_from: by the width
+    Results are valid until the next step, so a step has to land before that. A stage ends early if it
+    is refused, or if a replay has gone another way. refused_from: by the width
     of trees, the least number of sequences with which forward passes cannot be recorded, so nothing
     else is.
     """
 
     captures_at_start = fills_up = False
+    may_end_early = True
 
-    def __init__(self, device: torch.device, recorded_at: int = RECORDED_AT) -> None:
-        super().__init__(device, MOST_RECORDINGS, recorded_at)
+    def __init__(
+        self,
+        device: torch.device,
+        limits: CaptureLimits = NO_LIMITS,
+        *,
+        recorded_at: int = RECORDED_AT,
+    ) -> None:
+        super().__init__(device, limits, max_graphs=MOST_RECORDINGS, captured_at=recorded_at)
         compiled_steps(device)  # its check reads numbers, which a recording may not
         self.refused_from: dict[int, int] = {}
 
@@ -313,10 +322,11 @@ class Recordings(StepGraphs):
         least = self.refused_from.get(width, num_sequences)
         self.refused_from[width] = min(least, num_sequences)
 
-    def serves(self, num_sequences: int, width: int, num_prompt_rows: int) -> bool:
-        is_kind = width == 1 or num_sequences <= MOST_DRAFTING
-        is_refused = width in self.refused_from and num_sequences >= self.refused_from[width]
-        return is_kind and not num_prompt_rows and not is_refused
+    def serves(self, step: StepSizes) -> bool:
+        num, width = step.num_sequences, step.width
+        is_kind = (width == 1 or num <= MOST_DRAFTING) and not step.num_prompt_rows
+        is_refused = width in self.refused_from and num >= self.refused_from[width]
+        return is_kind and not is_refused and super().serves(step)
 
     def _record(self, name: Hashable, stage: Callable[[], Any]) -> tuple[Recording, Any]:
         return record(stage)

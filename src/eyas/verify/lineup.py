@@ -86,8 +86,10 @@ class Stage:
         self.built = built
         self.switch = SwitchDrafter(replace(built.shape, extra=MAX_FORCED * with_forced_spans))
         tokenizer = llm.tokenizer if llm.has_tokenizer else None
+        on_gpu = engine.table.device.type == "cuda"
         switched = connect(
             config,
+            config.scheduler.limits(on_gpu=on_gpu, num_seats=llm.info.max_num_seqs),
             engine.runner,
             self.switch,
             llm.info,

@@ -41,4 +41,4 @@ def batch_tokens(sizes: Sequence[int], shapes: Sequence[TreeShape]) -> int:
             f"--nodes: {max(sizes)} sequences with their largest trees are {rows} rows a step, and "
             f"{MOST_ROWS} are the most; give a smaller --batch or smaller --nodes"
         )
-    return max(SchedulerConfig().rows(on_gpu=False), -(-4 * rows // 3))
+    return max(SchedulerConfig().limits(on_gpu=False).max_rows, -(-4 * rows // 3))

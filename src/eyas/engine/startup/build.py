@@ -12,7 +12,7 @@ import logging
 import msgspec
 
 from eyas.cache import BlockLog, CacheManager
-from eyas.config import EngineConfig, EngineInfo, StartChoice
+from eyas.config import EngineConfig, EngineInfo, StartChoice, StepLimits
 from eyas.constraint import CompilePool
 from eyas.draft import Drafter
 from eyas.engine.engine import Engine
@@ -70,7 +70,7 @@ def build_engine(
     progress("opening the device", 0, 0)
     hardware = open_hardware(config)
     check_endpoints(config.cache.kv_events)
-    if config.parallel.divides_sequences and hardware.device.type == "cuda":
+    if config.parallel.divides_sequences and hardware.is_gpu:
         log.info("steps of ranks with sequences of their own run without CUDA graphs")
         scheduler = msgspec.structs.replace(config.scheduler, max_graph_batch=0)
         config = msgspec.structs.replace(config, scheduler=scheduler)
@@ -123,10 +123,18 @@ def assemble(
     tree_seconds = watch.lap()
     exact = _check_exactness(runner, parts, sizes, drafter.width)
     exact_seconds = watch.lap()
-    info = _describe(hardware, parts, sizes, exact, drafter)
-    grammars = compile_pool(sizes.config, info, parts.tokenizer)
+    info = _describe(config, hardware, parts, sizes, exact, drafter)
+    grammars = compile_pool(config, info, parts.tokenizer)
     engine = connect(
-        sizes.config, runner, drafter, info, parts.tokenizer, grammars, verify, parts.ranks
+        config,
+        sizes.limits,
+        runner,
+        drafter,
+        info,
+        parts.tokenizer,
+        grammars,
+        verify,
+        parts.ranks,
     )
     watch.lap()
     captured: list[int] = []
@@ -134,10 +142,10 @@ def assemble(
     if captures and graphs is not None and graphs.captures_at_start:
         is_adaptive = drafting is not None and drafting.is_adaptive
         tree_width = 1 if is_adaptive else drafter.shape.alone.width
-        captured = run_common_steps(engine.launcher, tree_width, sizes.max_length)
+        captured = run_common_steps(engine.launcher, graphs.limits, tree_width, sizes.max_length)
     on_device: tuple[StartChoice, ...] = ()
     if usable(device):
-        captures_choice = graphs_choice(sizes.config, captured, watch.lap())
+        captures_choice = graphs_choice(sizes.limits, captured, watch.lap())
         on_device = (
             compiled_choice(compiled, compile_seconds),
             search_choice(search_on(device).report()),
@@ -150,12 +158,12 @@ def assemble(
             *parts.choices,
             *(() if drafting is None else (tree_choice(drafting, tree_seconds),)),
             *sizes.choices,
-            kv_choice(sizes.config, info),
-            *states_choices(sizes.config, sizes.spec, parts.dtype),
-            *limit_choices(config, hardware, info),
+            kv_choice(config, info),
+            *states_choices(config.cache, sizes.limits.num_seats, sizes.spec, parts.dtype),
+            *limit_choices(config.scheduler, sizes.limits, hardware),
             *on_device,
             StartChoice("exact", "yes" if exact.exact else "no", exact.reason, exact_seconds),
-            grammar_choice(sizes.config, info, obstacle(parts.tokenizer, parts.eos_token_ids)),
+            grammar_choice(config, info, obstacle(parts.tokenizer, parts.eos_token_ids)),
         ),
     )
     return engine
@@ -174,25 +182,28 @@ def _check_exactness(
 ) -> Exactness:
     """Run the self-check in the first slots of the cache, before any request. width: most nodes of a
     tree."""
-    scheduling = sizes.config.scheduler
     return check_exactness(
         runner,
         parts.order,
         sizes.max_length,
         sizes.num_window_slots,
         width=width,
-        captures=scheduling.max_graph_batch != 0,
-        most_seqs=scheduling.num_seats,
+        captures=sizes.limits.max_captured_seqs > 0,
+        most_seqs=sizes.limits.num_seats,
     )
 
 
 def _describe(
-    hardware: Device, parts: Parts, sizes: EngineSizes, exact: Exactness, drafter: Drafter
+    config: EngineConfig,
+    hardware: Device,
+    parts: Parts,
+    sizes: EngineSizes,
+    exact: Exactness,
+    drafter: Drafter,
 ) -> EngineInfo:
     """Return the description of an engine, without what was chosen at its start."""
-    config, drafting = sizes.config, parts.drafting
+    drafting = parts.drafting
     has_grammars = obstacle(parts.tokenizer, parts.eos_token_ids) is None
-    flights = config.scheduler.flights
     return EngineInfo(
         model=config.model.path,
         directory="" if parts.directory is None else str(parts.directory),
@@ -209,14 +220,15 @@ def _describe(
         eos_token_ids=parts.eos_token_ids,
         exact=exact.exact,
         exact_reason=exact.reason,
-        max_num_seqs=config.scheduler.num_seats,
+        max_num_seqs=sizes.limits.num_seats,
         num_ranks=parts.model.shard.size,
-        num_flights=hardware.num_flights if flights == "auto" else flights,
+        num_flights=sizes.limits.num_flights,
     )
 
 
 def connect(
     config: EngineConfig,
+    limits: StepLimits,
     runner: ModelRunner,
     drafter: Drafter,
     info: EngineInfo,
@@ -227,13 +239,12 @@ def connect(
 ) -> Engine:
     """Build an engine from a runner and a drafter: make its cache manager, sequence table, scheduler
     and launcher."""
-    device = runner.model.device
-    scheduling, states = config.scheduler, runner.backend.kv.states
+    states = runner.backend.kv.states
     windows = runner.backend.kv.windows
     most_snapshots = None
     if states is not None:
         spec, dtype = of_rank(runner.model.spec, runner.model.shard), runner.model.dtype
-        most_snapshots = num_snapshots(config, spec, dtype)
+        most_snapshots = num_snapshots(config.cache, limits.num_seats, spec, dtype)
         states.reserve_snapshots(most_snapshots)
     events = config.cache.kv_events
     cache = CacheManager(
@@ -245,14 +256,20 @@ def connect(
         blocks=BlockLog(events.block_size) if events.is_on else None,
     )
     launcher = open_launcher(
-        config, runner, drafter, info.max_model_len, info.vocab_size, verify=verify
+        limits,
+        runner,
+        drafter,
+        info.max_model_len,
+        info.vocab_size,
+        mask_seconds=config.grammar.mask_seconds,
+        verify=verify,
     )
     scheduler = Scheduler(
         cache,
         launcher.table,
-        max_batch_tokens=scheduling.rows(on_gpu=device.type == "cuda"),
+        max_batch_tokens=limits.max_rows,
         preferred_shape=drafter.preferred_shape,
-        step_seconds=scheduling.step_seconds(on_gpu=device.type == "cuda"),
+        step_seconds=limits.step_seconds,
     )
     return Engine(
         cache=cache,

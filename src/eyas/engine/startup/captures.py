@@ -6,6 +6,7 @@ Does not know: how a step is captured.
 from __future__ import annotations
 
 from eyas.engine.launch import Launcher
+from eyas.runner.graphs import CaptureLimits
 from eyas.runner.step_inputs import bucket_of, length_of
 
 CAPTURED_LENGTHS = (512, 1024, 2048)
@@ -18,15 +19,17 @@ MOST_CAPTURED = 64
 """Sequences of the largest step that is captured at start-up."""
 
 
-def run_common_steps(launcher: Launcher, width: int, max_model_len: int) -> list[int]:
+def run_common_steps(
+    launcher: Launcher, limits: CaptureLimits, width: int, max_model_len: int
+) -> list[int]:
     """Run common steps with trees of this width, which captures their CUDA graphs, and return the batch
-    sizes; others are captured once they have occurred often."""
-    sizes, lengths = captured_sizes(launcher.max_graph_batch), captured_lengths(max_model_len)
+    sizes; others are captured once they have occurred often. limits: of the captures."""
+    sizes, lengths = captured_sizes(limits.num_seqs), captured_lengths(max_model_len)
     for length in lengths:
         for num in sizes:
             for temperature in (0.0, 1.0):
                 launcher.run_padding(num, width, length, temperature)
-    if launcher.most_prompt_rows and max_model_len > max(CAPTURED_PROMPT_ROWS):
+    if limits.prompt_rows and max_model_len > max(CAPTURED_PROMPT_ROWS):
         for num_rows in CAPTURED_PROMPT_ROWS:
             for temperature in (0.0, 1.0):
                 launcher.run_padding(1, width, lengths[-1], temperature, num_rows)

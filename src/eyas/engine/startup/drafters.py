@@ -29,7 +29,7 @@ from eyas.runner.runner import ModelRunner
 
 def build_drafter(parts: Parts, sizes: EngineSizes, runner: ModelRunner) -> Drafter:
     """Build the drafter that the settings have been resolved to. runner: of the target."""
-    drafting, scheduling = parts.drafting, sizes.config.scheduler
+    drafting, limits = parts.drafting, sizes.limits
     assert drafting is not None
     if drafting.names == ("root",):
         return RootDrafter()
@@ -47,7 +47,7 @@ def build_drafter(parts: Parts, sizes: EngineSizes, runner: ModelRunner) -> Draf
                 network,
                 shape,
                 first_scratch=sizes.num_slots + 1,
-                max_rows=scheduling.rows(on_gpu=runner.model.device.type == "cuda"),
+                max_rows=limits.max_rows,
                 trust=network.beta,
             )
         )
@@ -59,16 +59,16 @@ def build_drafter(parts: Parts, sizes: EngineSizes, runner: ModelRunner) -> Draf
             drafter,
             drafter.shape,
             runner,
-            scheduling.num_seats,
+            limits.num_seats,
             sizes.max_length,
-            captures=scheduling.max_graph_batch != 0,
+            captures=limits.max_captured_seqs > 0,
         )
     return ForcedDrafter(drafter, MAX_FORCED) if "forced" in drafting.names else drafter
 
 
 def _network(parts: Parts, sizes: EngineSizes) -> DraftNetwork:
     """Allocate the cache of the drafting network, with scratch slots, and connect both."""
-    loaded, drafting, num_seats = parts.network, parts.drafting, sizes.config.scheduler.num_seats
+    loaded, drafting, num_seats = parts.network, parts.drafting, sizes.limits.num_seats
     assert loaded is not None and drafting is not None
     num_scratch_slots = (num_seats + 1) * num_scratch(drafting.shape)  # one more: the padding seat
     kv = KVStore(

@@ -19,7 +19,7 @@ import torch
 from eyas.core import SamplingParams
 from eyas.draft_tree import DraftTree
 from eyas.runner.batch import Batch, PlannedBatch, Span
-from eyas.runner.graphs import StepGraphs
+from eyas.runner.graphs import CaptureLimits, StepGraphs
 from eyas.runner.rows import pack
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
@@ -79,7 +79,11 @@ class Probe:
         for _ in range(num_seats):
             self.table.seat(text, self.copies[1])
         self.sequence_params = SequenceParams(SamplingParams(temperature=0), 0, 0, 1, frozenset())
-        self.graphs = StepGraphs(device, announcer=runner.leader) if extent.with_graphs else None
+        self.graphs: StepGraphs | None = None
+        if extent.with_graphs:
+            prompt_rows = extent.max_rows if runner.captures_prompts else 0
+            limits = CaptureLimits(prompt_rows=prompt_rows)
+            self.graphs = StepGraphs(device, limits, announcer=runner.leader)
 
     def reference(self) -> torch.Tensor:
         """Return the logits [L, V] of the text, computed in as few chunks as possible."""
@@ -321,15 +325,7 @@ class Probe:
         graphs: StepGraphs | None = None,
     ) -> PlannedBatch:
         params = BatchParams([self.sequence_params] * num, self.vocab, self.device)
-        return PlannedBatch(
-            self.table,
-            spans,
-            params,
-            width,
-            max_length,
-            graphs=graphs,
-            most_prompt_rows=self.extent.max_rows if self.runner.captures_prompts else 0,
-        )
+        return PlannedBatch(self.table, spans, params, width, max_length, graphs=graphs)
 
     def _no_tree(self) -> DraftTree:
         empty = torch.empty((0, 1), dtype=torch.int64, device=self.device)

@@ -259,7 +259,7 @@ def find_order(
     drafts: the network only drafts. On a device its products are then the fastest ones, since no output
     depends on their bits.
     """
-    max_rows = config.scheduler.rows(on_gpu=hardware.device.type == "cuda")
+    max_rows = config.scheduler.limits(on_gpu=hardware.is_gpu).max_rows
     if usable(hardware.device):
         exact = hardware.exact and not drafts
         # The number of sequences is rounded up to a bucket, by up to half.

@@ -12,13 +12,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
 import torch
 
 from eyas.attention import attention_units, copied_bytes, open_attention, score_bytes
 from eyas.cache import KVStore
 from eyas.cache.store import KVScales
-from eyas.config import EngineConfig, StartChoice
+from eyas.config import CacheConfig, EngineConfig, StartChoice, StepLimits
 from eyas.engine.rank_group import exchanged_bytes
 from eyas.engine.startup.cache_size import (
     Demand,
@@ -50,12 +49,12 @@ SNAPSHOT_BYTES = 2 << 30
 class EngineSizes:
     """What an engine has room for.
 
-    config: the settings, with the number of seats. spec: of the model, this rank's part. kv_dtype: of
-    the cache. num_slots: of all ranks. slots_per_rank: of each rank's cache. num_window_slots: slots of
-    layers with a window, of each rank. max_length: of a sequence. choices: what was chosen, and why.
+    limits: of a step. spec: of the model, this rank's part. kv_dtype: of the cache. num_slots: of all
+    ranks. slots_per_rank: of each rank's cache. num_window_slots: slots of layers with a window, of
+    each rank. max_length: of a sequence. choices: what was chosen, and why.
     """
 
-    config: EngineConfig
+    limits: StepLimits
     spec: ModelSpec
     kv_dtype: torch.dtype
     num_slots: int
@@ -84,25 +83,26 @@ def size_engine(
         drafts = config.parallel.dp * drafting.bytes_per_slot(dtype, kv_dtype, device)
         size = replace(size, full=size.full + drafts)
         per_seat += drafting.scratch_bytes(1, kv_dtype)
-    config = with_seats(config, device, per_seat)
-    scratch = 0
-    if drafting is not None:
-        scratch += drafting.scratch_bytes(config.scheduler.num_seats, kv_dtype)
+    limits = step_limits(config, device, per_seat)
+    num_seats = limits.num_seats
+    in_drafts = 0 if drafting is None else drafting.scratch_bytes(num_seats, kv_dtype)
+    in_steps = 0
     if usable(device):
-        scratch += step_bytes(spec, config, width, max_length, dtype)
-        scratch += exchanged_bytes(config, spec)
-        positions = config.scheduler.num_seats * max_length
-        scratch += copied_bytes(spec.attention_stores, positions, dtype, device)
-    states = state_bytes(config, spec, width, dtype)
+        in_steps = step_bytes(spec, limits, width, max_length, dtype)
+        in_steps += exchanged_bytes(config, spec)
+        positions = num_seats * max_length
+        in_steps += copied_bytes(spec.attention_stores, positions, dtype, device)
+    snapshots = num_snapshots(config.cache, num_seats, spec, dtype)
+    states = state_bytes(num_seats, snapshots, spec, width, dtype)
     num_slots, in_windows, max_length, choices = size_cache(
-        config, size, scratch, states, device, max_length, width
+        config, limits, size, in_steps + in_drafts, states, device, max_length, width
     )
     if ranks is not None:
-        num_slots = ranks.leader.agree_on_slots(num_slots, in_windows)
+        num_slots = ranks.leader.agree_on_slots(num_slots, in_windows, in_steps + states)
         in_windows = min(in_windows, num_slots)
         max_length = min(max_length, num_slots - 2 * width)
     return EngineSizes(
-        config,
+        limits,
         spec,
         kv_dtype,
         config.parallel.dp * num_slots,
@@ -152,13 +152,13 @@ def open_runner(
 
 
 def step_bytes(
-    spec: ModelSpec, config: EngineConfig, width: int, max_length: int, dtype: torch.dtype
+    spec: ModelSpec, limits: StepLimits, width: int, max_length: int, dtype: torch.dtype
 ) -> int:
     """Return an upper bound of the bytes that a step on a device needs in addition to weights and
     cache: activations of a full step, logits, and partial results of attention over sequences of full
     length."""
-    rows = config.scheduler.rows(on_gpu=True)
-    nodes = min(config.scheduler.num_seats * width, rows)
+    rows = limits.max_rows
+    nodes = min(limits.num_seats * width, rows)
     activations = 4 * rows * 2 * spec.intermediate_size * dtype.itemsize
     if (experts := spec.experts) is not None:
         # The float32 contributions exist twice where the shared expert is a block of its own: as
@@ -173,7 +173,7 @@ def step_bytes(
         activations += rows * spec.num_query_heads * of_head * dtype.itemsize
     if (state := spec.state) is not None:
         # Projections, and in float32 convolved inputs and outputs, of rows and of accepted nodes.
-        lines = rows + (config.scheduler.num_seats + rows) * width
+        lines = rows + (limits.num_seats + rows) * width
         activations += 4 * lines * (state.convolved + state.output_width)
         activations += 2 * rows * (state.convolved + state.output_width) * dtype.itemsize
     stores = spec.attention_stores
@@ -190,20 +190,15 @@ def step_bytes(
     return activations + logits + nodes * attention_units(stores, max_length, width) * heads
 
 
-def with_seats(config: EngineConfig, device: torch.device, per_seat: int) -> EngineConfig:
-    """Return the settings with a number of sequences that run at once.
+def step_limits(config: EngineConfig, device: torch.device, per_seat: int) -> StepLimits:
+    """Return the limits of a step, and choose the number of sequences that run at once.
 
     per_seat: bytes that each takes however many tokens it has. Several ranks have the least number.
     """
-    num_seats = config.scheduler.num_seats
-    if (
-        config.scheduler.max_num_seqs == "auto"
-        and device.type == "cuda"
-        and config.parallel.num_ranks == 1
-    ):
+    on_gpu, num_seats = device.type == "cuda", None
+    if on_gpu and config.scheduler.max_num_seqs == "auto" and config.parallel.num_ranks == 1:
         num_seats = choose_num_seats(cache_budget(device, config.cache.memory_fraction), per_seat)
-    scheduler = msgspec.structs.replace(config.scheduler, max_num_seqs=num_seats)
-    return msgspec.structs.replace(config, scheduler=scheduler)
+    return config.scheduler.limits(on_gpu=on_gpu, num_seats=num_seats)
 
 
 def table_bytes(num_seats: int, max_length: int, width: int) -> int:
@@ -211,23 +206,24 @@ def table_bytes(num_seats: int, max_length: int, width: int) -> int:
     return 16 * num_seats * (max_length + 3 * width)
 
 
-def num_snapshots(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
+def num_snapshots(config: CacheConfig, num_seats: int, spec: ModelSpec, dtype: torch.dtype) -> int:
     """Return the number of snapshots of states: two a seat, if so many take no more than
     `SNAPSHOT_BYTES`; 0 without states or a prefix cache."""
     size = _snapshot_bytes(spec, dtype)
-    if not size or not config.cache.prefix_cache:
+    if not size or not config.prefix_cache:
         return 0
-    return min(2 * config.scheduler.num_seats, max(1, SNAPSHOT_BYTES // size))
+    return min(2 * num_seats, max(1, SNAPSHOT_BYTES // size))
 
 
 def states_choices(
-    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype
+    config: CacheConfig, num_seats: int, spec: ModelSpec, dtype: torch.dtype
 ) -> tuple[StartChoice, ...]:
     """What is kept of the states of sequences; nothing if there are none."""
     size = _snapshot_bytes(spec, dtype)
     if not size:
         return ()
-    value = f"{size / 2**20:.1f} MiB a sequence, {num_snapshots(config, spec, dtype)} snapshots"
+    num = num_snapshots(config, num_seats, spec, dtype)
+    value = f"{size / 2**20:.1f} MiB a sequence, {num} snapshots"
     return (StartChoice("states", value, "prefixes are shared at snapshots"),)
 
 
@@ -235,15 +231,17 @@ def _snapshot_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     return sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
 
 
-def state_bytes(config: EngineConfig, spec: ModelSpec, width: int, dtype: torch.dtype) -> int:
+def state_bytes(
+    num_seats: int, num_snapshots: int, spec: ModelSpec, width: int, dtype: torch.dtype
+) -> int:
     """Return the bytes of the states of all seats, and of the snapshots of states."""
     seat = sum(store.num_bytes(width, dtype.itemsize) for store in spec.state_stores)
-    snapshots = num_snapshots(config, spec, dtype) * _snapshot_bytes(spec, dtype)
-    return (config.scheduler.num_seats + 2) * seat + snapshots
+    return (num_seats + 2) * seat + num_snapshots * _snapshot_bytes(spec, dtype)
 
 
 def size_cache(
     config: EngineConfig,
+    limits: StepLimits,
     size: SlotBytes,
     scratch: int,
     states: int,
@@ -257,11 +255,11 @@ def size_cache(
     scratch: bytes that steps and drafting need in addition. states: bytes of the states of sequences.
     width: most nodes of a tree. Raises ValueError if no useful sequence fits.
     """
-    num_slots, scheduling = config.cache.num_slots, config.scheduler
+    num_slots, num_seats = config.cache.num_slots, limits.num_seats
     demand = Demand(
-        most_useful=scheduling.num_seats * (max_length + 2 * width),
-        num_sequences=scheduling.num_seats,
-        rows=scheduling.rows(on_gpu=device.type == "cuda"),
+        most_useful=num_seats * (max_length + 2 * width),
+        num_sequences=num_seats,
+        rows=limits.max_rows,
         shares_prefixes=config.cache.prefix_cache,
     )
     reason = "--num-slots"
@@ -269,7 +267,7 @@ def size_cache(
         budget = cache_budget(device, config.cache.memory_fraction, states)
         if device.type == "cpu":
             budget //= config.parallel.ranks_of_node
-        budget -= table_bytes(scheduling.num_seats, max_length, width) + scratch
+        budget -= table_bytes(num_seats, max_length, width) + scratch
         num_slots = most_slots(budget, size, demand)
         reason = memory_reason(device, config.cache.memory_fraction, scratch)
         if num_slots == demand.most_useful:

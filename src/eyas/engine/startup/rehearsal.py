@@ -48,11 +48,11 @@ def compile_steps(
 
     runner: whose cache holds nothing yet. width: most nodes of a tree.
     """
-    device, config = runner.model.device, sizes.config
+    device = runner.model.device
     processes = search_on(device).processes
     gpu = torch.cuda.get_device_name(device)
     what = (gpu, torch.__version__, parts.dtype, parts.spec, parts.drafting, sizes.kv_dtype)
-    done = CompiledMark(repr((*what, sizes.max_length, config.scheduler, config.draft)))
+    done = CompiledMark(repr((*what, sizes.max_length, sizes.limits)))
     if processes is None or parts.spec.compressed or done.is_set:
         return CompileCounts()
     with collecting(processes.add):
@@ -85,7 +85,7 @@ def _run_probe(parts: Parts, sizes: EngineSizes, runner: ModelRunner, width: int
         sizes.num_window_slots,
         width=width,
         captures=False,
-        most_seqs=sizes.config.scheduler.num_seats,
+        most_seqs=sizes.limits.num_seats,
     ) as probe:
         if probe is not None:
             probe.reference()
@@ -95,17 +95,21 @@ def _run_probe(parts: Parts, sizes: EngineSizes, runner: ModelRunner, width: int
 def _run_steps(parts: Parts, sizes: EngineSizes, runner: ModelRunner) -> None:
     if parts.drafting is None:
         return
-    uncaptured = msgspec.structs.replace(sizes.config.scheduler, max_graph_batch=0)
-    config = msgspec.structs.replace(sizes.config, scheduler=uncaptured)
-    drafter = build_drafter(parts, replace(sizes, config=config), runner)
+    uncaptured = msgspec.structs.replace(sizes.limits, max_captured_seqs=0)
+    drafter = build_drafter(parts, replace(sizes, limits=uncaptured), runner)
     launcher = open_launcher(
-        sizes.config, runner, drafter, sizes.max_length, parts.spec.vocab_size, verify=verify
+        uncaptured,
+        runner,
+        drafter,
+        sizes.max_length,
+        parts.spec.vocab_size,
+        mask_seconds=0.0,
+        verify=verify,
     )
-    launcher.graphs = None
     lengths = captured_lengths(sizes.max_length)
     longest, shortest = lengths[0], lengths[-1]
     for width in {1, drafter.shape.alone.width}:
-        for num in captured_sizes(launcher.max_graph_batch):
+        for num in captured_sizes(sizes.limits.max_captured_seqs):
             if num & (num - 1):
                 continue  # its kernels are those of a power of two
             for length, temperature in ((longest, 0.0), (longest, 1.0), (shortest, 0.0)):

@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 
-from eyas.config import DEFAULTS, EngineConfig, EngineInfo, StartChoice
+from eyas.config import (
+    DEFAULTS,
+    EngineConfig,
+    EngineInfo,
+    SchedulerConfig,
+    StartChoice,
+    StepLimits,
+)
 from eyas.engine.startup.drafting import Drafting
 from eyas.kernels import usable
 from eyas.kernels.ahead import CompileCounts
@@ -128,25 +135,26 @@ def context_choice(config: EngineConfig, wanted: int, longest: int) -> StartChoi
     return StartChoice("context", f"{longest:,} tokens", reason)
 
 
-def limit_choices(config: EngineConfig, hardware: Device, info: EngineInfo) -> list[StartChoice]:
-    """The sizes of a step."""
-    scheduling, on_gpu = config.scheduler, hardware.device.type == "cuda"
-    seats, given_seats = info.max_num_seqs, scheduling.max_num_seqs
+def limit_choices(
+    scheduling: SchedulerConfig, limits: StepLimits, hardware: Device
+) -> list[StartChoice]:
+    """The sizes of a step. scheduling: what was asked for."""
+    on_gpu, given_seats = hardware.is_gpu, scheduling.max_num_seqs
     on = "auto: on a GPU" if on_gpu else "auto: on a CPU"
     return [
         StartChoice(
             "seats",
-            f"{seats} sequences in a step",
+            f"{limits.num_seats} sequences in a step",
             "--max-num-seqs" if given_seats != "auto" else f"{on}{', as memory allows' * on_gpu}",
         ),
         StartChoice(
             "step",
-            f"{scheduling.rows(on_gpu=on_gpu):,} tokens at most",
+            f"{limits.max_rows:,} tokens at most",
             on if scheduling.max_batch_tokens == "auto" else "--max-batch-tokens",
         ),
         StartChoice(
             "steps ahead",
-            str(info.num_flights),
+            str(limits.num_flights),
             on if scheduling.flights == "auto" else "--flights",
         ),
     ]
@@ -169,9 +177,9 @@ def search_choice(searched: tuple[int, int, float]) -> StartChoice:
     return StartChoice("kernels", value, f"{kept} are kept from an earlier start", seconds)
 
 
-def graphs_choice(config: EngineConfig, sizes: list[int], seconds: float) -> StartChoice:
+def graphs_choice(limits: StepLimits, sizes: list[int], seconds: float) -> StartChoice:
     """CUDA graphs. sizes: batch sizes whose common steps are captured already."""
-    if config.scheduler.max_graph_batch == 0:
+    if not limits.max_captured_seqs:
         return StartChoice("CUDA graphs", "none", "--max-graph-batch 0")
     value = f"captured for {len(sizes)} batch sizes up to {max(sizes)}" if sizes else "when needed"
     return StartChoice(
