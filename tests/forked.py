@@ -70,7 +70,7 @@ def _serve(address: str) -> None:
 
     for name in (
         *("eyas.engine.worker", "eyas.engine.startup.build", "eyas.engine.rank_main"),
-        *("eyas.engine.handover", "eyas.text", "eyas.cli"),
+        *("eyas.engine.disaggregation", "eyas.text", "eyas.cli"),
         *("eyas.server.process.launch", "tests.server.forked_serve"),
     ):
         importlib.import_module(name)

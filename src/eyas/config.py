@@ -275,7 +275,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     exact: bool = True
 
 
-class HandoverConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DisaggregationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prompts that one server computes and another one continues (docs/disaggregation.md).
 
     role: "prefill" holds the keys and values of prompts for other servers, "decode" reads them from
@@ -429,7 +429,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     draft: DraftConfig = DraftConfig()
     device: DeviceConfig = DeviceConfig()
     grammar: GrammarConfig = GrammarConfig()
-    handover: HandoverConfig = HandoverConfig()
+    disaggregation: DisaggregationConfig = DisaggregationConfig()
     parallel: ParallelConfig = ParallelConfig()
 
     def __post_init__(self) -> None:
@@ -437,12 +437,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_ranges(self)
         _check_cache(self.cache)
         _check_grammar(self.grammar)
-        _check_handover(self.handover, shares_prefixes=self.cache.prefix_cache)
+        _check_disaggregation(self.disaggregation, shares_prefixes=self.cache.prefix_cache)
         _check_parallel(self.parallel, self.device.device)
-        if self.parallel.num_ranks > 1 and self.handover.role != "both":
+        if self.parallel.num_ranks > 1 and self.disaggregation.role != "both":
             option = "--dp" if self.parallel.divides_sequences else "--tp"
             raise ValueError(
-                "handover.role: a server of several ranks cannot hand prompts over yet; leave "
+                "disaggregation.role: a server of several ranks cannot hand prompts over yet; leave "
                 f"out --role, or pass {option} 1"
             )
         if self.parallel.divides_sequences and self.cache.kv_events.is_on:
@@ -494,9 +494,9 @@ def _check_ranges(config: EngineConfig) -> None:
         ("grammar.cache_bytes", grammar.cache_bytes, 2**20, None),
         ("grammar.num_threads", grammar.num_threads, 1, 64),
         ("grammar.mask_seconds", grammar.mask_seconds, 0.0001, 10),
-        ("handover.port", config.handover.port, 0, 65535),
-        ("handover.hold_seconds", config.handover.hold_seconds, 0.1, 3600),
-        ("handover.timeout_seconds", config.handover.timeout_seconds, 0.1, 3600),
+        ("disaggregation.port", config.disaggregation.port, 0, 65535),
+        ("disaggregation.hold_seconds", config.disaggregation.hold_seconds, 0.1, 3600),
+        ("disaggregation.timeout_seconds", config.disaggregation.timeout_seconds, 0.1, 3600),
     ):
         in_range = value is None or low <= value <= (math.inf if high is None else high)
         if not in_range:  # NaN is never in range
@@ -533,24 +533,24 @@ def _check_grammar(grammar: GrammarConfig) -> None:
         raise ValueError(f"grammar.white_space: {error}") from None
 
 
-def _check_handover(handover: HandoverConfig, *, shares_prefixes: bool) -> None:
+def _check_disaggregation(disaggregation: DisaggregationConfig, *, shares_prefixes: bool) -> None:
     """Raise ValueError for a role that cannot be served with these settings."""
     for name, value, known in (
-        ("role", handover.role, get_args(Role)),
-        ("transport", handover.transport, get_args(KVTransport)),
+        ("role", disaggregation.role, get_args(Role)),
+        ("transport", disaggregation.transport, get_args(KVTransport)),
     ):
         if value not in known:
-            raise ValueError(f"handover.{name}: one of {', '.join(known)}, not {value!r}")
-    if handover.role == "both":
+            raise ValueError(f"disaggregation.{name}: one of {', '.join(known)}, not {value!r}")
+    if disaggregation.role == "both":
         return
     if not shares_prefixes:
         raise ValueError(
-            f"handover.role: {handover.role!r} keeps prompts in the prefix cache; leave "
+            f"disaggregation.role: {disaggregation.role!r} keeps prompts in the prefix cache; leave "
             "out --no-prefix-cache"
         )
-    if handover.role == "prefill" and handover.host in ("", "0.0.0.0", "::"):
+    if disaggregation.role == "prefill" and disaggregation.host in ("", "0.0.0.0", "::"):
         raise ValueError(
-            "handover.host: decode servers are sent this address; name one that they can reach"
+            "disaggregation.host: decode servers are sent this address; name one that they can reach"
         )
 
 

@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from eyas.config import CacheConfig, EngineConfig, HandoverConfig
+from eyas.config import CacheConfig, DisaggregationConfig, EngineConfig
 from eyas.core import Delta, KVHandle, Request, RequestError, SamplingParams
 from eyas.draft import RootDrafter
-from eyas.engine.handover import HandoverEngine
-from eyas.engine.handover import engine as handover
-from eyas.engine.handover.memory import runs_of
-from eyas.engine.handover.messages import CLAIM_BYTES, Claim, Done, Grant, Link
+from eyas.engine.disaggregation import DisaggregatedEngine
+from eyas.engine.disaggregation import engine as disaggregation
+from eyas.engine.disaggregation.memory import runs_of
+from eyas.engine.disaggregation.messages import CLAIM_BYTES, Claim, Done, Grant, Link
 from tests.laws.cases import assert_same
 from tests.laws.pairs import PATIENCE_SECONDS, Pair, Side, new_pair
 from tests.laws.test_drafter_law import _grid_answers, _grid_case
@@ -108,7 +108,7 @@ def test_a_prompt_that_nobody_fetches_is_freed() -> None:
 
 
 def test_prompts_are_held_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "MAX_OFFERS", 2)
+    monkeypatch.setattr(disaggregation, "MAX_OFFERS", 2)
     with new_pair(SETTING, root) as pair:
         requests = [pair.taking(asked("a")), pair.taking(asked("b"))]
         with pytest.raises(RequestError, match="as many prompts as it can") as error:
@@ -181,13 +181,15 @@ def test_rows_that_may_have_changed_meanwhile_are_not_taken() -> None:
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
 def test_a_prefill_server_is_asked_over_ipv6_and_lets_its_port_go() -> None:
-    config = HandoverConfig(role="prefill", host="::1")
-    engine = HandoverEngine(new_engine(SETTING), config)
+    config = DisaggregationConfig(role="prefill", host="::1")
+    engine = DisaggregatedEngine(new_engine(SETTING), config)
     assert engine._server is not None
     address = ("::1", engine._server.port)
     socket.create_connection(address).close()
     engine.shutdown()
-    again = HandoverEngine(new_engine(SETTING), msgspec.structs.replace(config, port=address[1]))
+    again = DisaggregatedEngine(
+        new_engine(SETTING), msgspec.structs.replace(config, port=address[1])
+    )
     again.shutdown()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
@@ -332,23 +334,25 @@ def test_runs_cover_slots_in_order() -> None:
 
 
 def test_settings_that_cannot_be_used_are_refused() -> None:
-    prefill = HandoverConfig(role="prefill")
-    with pytest.raises(ValueError, match=r"handover\.role: 'prefill' keeps prompts in the prefix"):
-        EngineConfig(handover=prefill, cache=CacheConfig(prefix_cache=False))
-    with pytest.raises(ValueError, match=r"handover\.host"):
-        EngineConfig(handover=msgspec.structs.replace(prefill, host="0.0.0.0"))
-    with pytest.raises(ValueError, match=r"handover\.role: one of both, prefill, decode"):
-        EngineConfig(handover=HandoverConfig(role="other"))  # type: ignore[arg-type]
+    prefill = DisaggregationConfig(role="prefill")
+    with pytest.raises(ValueError, match=r"disaggregation\.role: 'prefill' keeps prompts in the"):
+        EngineConfig(disaggregation=prefill, cache=CacheConfig(prefix_cache=False))
+    with pytest.raises(ValueError, match=r"disaggregation\.host"):
+        EngineConfig(disaggregation=msgspec.structs.replace(prefill, host="0.0.0.0"))
+    with pytest.raises(ValueError, match=r"disaggregation\.role: one of both, prefill, decode"):
+        EngineConfig(disaggregation=DisaggregationConfig(role="other"))  # type: ignore[arg-type]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = msgspec.structs.replace(prefill, port=listener.getsockname()[1])
-        with pytest.raises(ValueError, match=r"handover\.host: cannot listen"):
-            HandoverEngine(new_engine(SETTING), taken)
+        with pytest.raises(ValueError, match=r"disaggregation\.host: cannot listen"):
+            DisaggregatedEngine(new_engine(SETTING), taken)
 
 
 @pytest.mark.skipif(HAS_NIXL, reason="NIXL is there")
 def test_a_missing_library_is_named() -> None:
     with pytest.raises(ValueError, match=r"eyas\[nixl\]"):
-        HandoverEngine(new_engine(SETTING), HandoverConfig(role="decode", transport="nixl"))
+        DisaggregatedEngine(
+            new_engine(SETTING), DisaggregationConfig(role="decode", transport="nixl")
+        )
 
 
 @pytest.mark.skipif(not HAS_NIXL, reason="needs eyas[nixl]")

@@ -774,27 +774,27 @@ MUTATIONS = [
     ),
     Mutation(
         "a prompt that was read begins one position late",
-        "engine/handover/engine.py",
-        "HandoverEngine._start",
+        "engine/disaggregation/engine.py",
+        "DisaggregatedEngine._start",
         "lease.num_stored if is_read else len(tokens) - 1",
         "lease.num_stored + 1 if is_read else len(tokens) - 1",
-        "tests/engine/test_handover.py::test_a_handle_of_another_prompt_is_refused_and_stays_good",
+        "tests/engine/test_disaggregation.py::test_a_handle_of_another_prompt_is_refused_and_stays_good",
     ),
     Mutation(
         "what a window shows moves from the beginning of a prompt",
-        "engine/handover/memory.py",
+        "engine/disaggregation/memory.py",
         "SlotMemory.places",
         "slots[max(0, len(slots) - windows.reach) :]",
         "slots[: windows.reach]",
-        "tests/laws/test_handover_law.py::test_what_a_window_shows_of_a_long_prompt_moves_alone",
+        "tests/laws/test_disaggregation_law.py::test_what_a_window_shows_of_a_long_prompt_moves_alone",
     ),
     Mutation(
         "the state after a prompt stays where it was computed",
-        "engine/handover/memory.py",
+        "engine/disaggregation/memory.py",
         "SlotMemory.places",
         "snapshot is not None and len(slots)",
         "snapshot is None and len(slots)",
-        "tests/laws/test_handover_law.py::"
+        "tests/laws/test_disaggregation_law.py::"
         "test_a_pair_answers_as_one_engine_over_other_layers[state-mtp tree]",
     ),
     Mutation(
@@ -803,7 +803,7 @@ MUTATIONS = [
         "HeadNetwork.slot_tensors",
         "(*self._backend.kv.layers, self._stored_SX)",
         "(*self._backend.kv.layers,)",
-        "tests/laws/test_handover_law.py::"
+        "tests/laws/test_disaggregation_law.py::"
         "test_a_drafting_network_continues_where_it_was[eagle3 tree]",
     ),
 ]

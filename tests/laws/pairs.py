@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from eyas.config import HandoverConfig, KVTransport
+from eyas.config import DisaggregationConfig, KVTransport
 from eyas.core import Delta, KVHandle, Request
 from eyas.draft import Drafter
+from eyas.engine.disaggregation import DisaggregatedEngine
 from eyas.engine.engine import Engine
-from eyas.engine.handover import HandoverEngine
 from tests.laws.world import Answer, Answers, Setting, assert_clean, new_engine
 
 PATIENCE_SECONDS = 120
@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 120
 class Side:
     """One of the two. inner: its engine. woken: set when a thread has done something."""
 
-    engine: HandoverEngine
+    engine: DisaggregatedEngine
     inner: Engine
     woken: threading.Event
 
@@ -102,14 +102,14 @@ def new_pair(
     roomy = replace(setting, num_slots=2048, max_num_seqs=16)
     try:
         for role, chosen in (("prefill", prefill or roomy), ("decode", setting)):
-            config = HandoverConfig(
+            config = DisaggregationConfig(
                 role=role,  # type: ignore[arg-type]
                 transport=transport,
                 hold_seconds=hold_seconds,
                 timeout_seconds=timeout_seconds,
             )
             inner, woken = new_engine(chosen, drafter(chosen)), threading.Event()
-            made.append(Side(HandoverEngine(inner, config, woken.set), inner, woken))
+            made.append(Side(DisaggregatedEngine(inner, config, woken.set), inner, woken))
         yield Pair(*made)
     finally:
         for side in made:

@@ -1,5 +1,5 @@
-"""The handover law: a prompt that one engine computed and another one continues gives the answer of
-one engine, bit for bit, with every drafter."""
+"""The disaggregation law: a prompt that one engine computed and another one continues gives the answer
+of one engine, bit for bit, with every drafter."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Server:
     def num_held(self) -> float:
         """The share of slots that requests hold, and the prompts that are held or read."""
         text = httpx.get(f"{self.url}/metrics", timeout=60).text
-        names = ("kv_cache_usage_perc", "kv_handover_prompts", "num_requests_running")
+        names = ("kv_cache_usage_perc", "kv_transfer_prompts", "num_requests_running")
         gauges = [re.search(rf"^eyas_{name}\{{.*\}} (\S+)$", text, re.MULTILINE) for name in names]
         return sum(float(found[1]) if found else 1.0 for found in gauges)
 

@@ -10,19 +10,19 @@ from typing import Annotated
 import msgspec
 import typer
 
-from eyas.config import EngineConfig, HandoverConfig, KVTransport, Role
+from eyas.config import DisaggregationConfig, EngineConfig, KVTransport, Role
 
-handover_option = partial(typer.Option, rich_help_panel="Prefill apart from decoding")
-DEFAULTS = HandoverConfig()
+disaggregation_option = partial(typer.Option, rich_help_panel="Prefill-decode disaggregation")
+DEFAULTS = DisaggregationConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
-class HandoverOptions:
+class DisaggregationOptions:
     """The role of a server."""
 
     role: Annotated[
         Role,
-        handover_option(
+        disaggregation_option(
             help="What the server does with prompts: prefill computes them and holds them for other "
             "servers, decode reads them from there, as a router says in kv_transfer_params or "
             "bootstrap_room.",
@@ -30,48 +30,48 @@ class HandoverOptions:
     ] = DEFAULTS.role
     kv_transport: Annotated[
         KVTransport,
-        handover_option(
+        disaggregation_option(
             help="How keys and values move between the servers: tcp, or nixl, which needs the extra "
             "'nixl'.",
         ),
     ] = DEFAULTS.transport
     kv_host: Annotated[
         str,
-        handover_option(
+        disaggregation_option(
             help="Address at which decode servers reach this prefill server. The connection is not "
             "encrypted: use a network of your own.",
         ),
     ] = DEFAULTS.host
     kv_port: Annotated[
         int,
-        handover_option(
+        disaggregation_option(
             help="Port at which decode servers reach this prefill server; 0 chooses a free port.",
         ),
     ] = DEFAULTS.port
     kv_peer: Annotated[
         list[str] | None,
-        handover_option(
+        disaggregation_option(
             help="Host of a prefill server that this decode server may read from, written as its "
             "--kv-host. Repeat it for several. Default: 127.0.0.1.",
         ),
     ] = None
     kv_hold: Annotated[
         float,
-        handover_option(
+        disaggregation_option(
             help="Time that a prefill server holds a prompt for a decode server, and that a decode "
             "server waits for a prompt that a router has named (bootstrap_room), in seconds.",
         ),
     ] = DEFAULTS.hold_seconds
     kv_timeout: Annotated[
         float,
-        handover_option(
+        disaggregation_option(
             help="Time limit for moving the keys and values of one prompt, in seconds.",
         ),
     ] = DEFAULTS.timeout_seconds
 
     def applied_to(self, config: EngineConfig) -> EngineConfig:
         """Return a configuration with these settings. Raises ValueError that names one."""
-        handover = HandoverConfig(
+        disaggregation = DisaggregationConfig(
             role=self.role,
             transport=self.kv_transport,
             host=self.kv_host,
@@ -80,4 +80,4 @@ class HandoverOptions:
             hold_seconds=self.kv_hold,
             timeout_seconds=self.kv_timeout,
         )
-        return msgspec.structs.replace(config, handover=handover)
+        return msgspec.structs.replace(config, disaggregation=disaggregation)

@@ -14,7 +14,7 @@ from eyas.peers import Refused
 SAME_NAME = frozenset(
     "model.revision model.dtype model.max_model_len cache.num_slots cache.memory_fraction "
     "scheduler.max_num_seqs scheduler.max_batch_tokens scheduler.max_step_ms "
-    "scheduler.max_graph_batch scheduler.flights draft.drafter device handover.role parallel.tp "
+    "scheduler.max_graph_batch scheduler.flights draft.drafter device disaggregation.role parallel.tp "
     "parallel.ep parallel.dp parallel.exact_across_tp parallel.node_rank reasoning_parser "
     "tool_call_parser chat_template uds port log_level otlp_traces_endpoint max_body_bytes "
     "stream_granularity output prompts conversations thinking temperatures max_length "
@@ -39,11 +39,11 @@ OTHER_NAME = {
     "grammar.cache_bytes": "--grammar-memory",
     "grammar.white_space": "--whitespace-pattern",
     "grammar.any_white_space": "--disable-any-whitespace",
-    "handover.transport": "--kv-transport",
-    "handover.host": "--kv-host",
-    "handover.port": "--kv-port",
-    "handover.hold_seconds": "--kv-hold",
-    "handover.timeout_seconds": "--kv-timeout",
+    "disaggregation.transport": "--kv-transport",
+    "disaggregation.host": "--kv-host",
+    "disaggregation.port": "--kv-port",
+    "disaggregation.hold_seconds": "--kv-hold",
+    "disaggregation.timeout_seconds": "--kv-timeout",
     "parallel.dp_attention": "--enable-dp-attention",
     "parallel.timeout_seconds": "--dist-timeout",
     "parallel.num_nodes": "--nnodes",

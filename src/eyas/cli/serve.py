@@ -11,8 +11,8 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.command_line import META, ParsedLine
+from eyas.cli.disaggregation import DisaggregationOptions
 from eyas.cli.errors import with_option_name
-from eyas.cli.handover import HandoverOptions
 from eyas.cli.options import (
     DraftOptions,
     GrammarOptions,
@@ -90,7 +90,7 @@ def serve(
         ),
     ] = None,
     resources: ServeResources,
-    handover: HandoverOptions,
+    disaggregation: DisaggregationOptions,
     parallel: ServeParallel,
     peers: PeerOptions,
 ) -> None:
@@ -126,7 +126,7 @@ def serve(
             return None
 
     engine = collect_error(
-        lambda: handover.applied_to(engine_config(**settings, prefix_cache=not without_cache))
+        lambda: disaggregation.applied_to(engine_config(**settings, prefix_cache=not without_cache))
     )
     template = None
     if chat_template is not None:

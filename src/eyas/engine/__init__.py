@@ -2,5 +2,5 @@
 
 `engine` shows a step and should be read first; `scheduler` plans it, `launch` drafts and runs it,
 `masks` and `verifier` decide it, `commit` applies the results. `worker` is the process, `follower` that
-of another rank. `startup` builds an engine, `handover` moves prompts between engines.
+of another rank. `startup` builds an engine, `disaggregation` moves prompts between engines.
 """

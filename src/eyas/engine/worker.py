@@ -332,11 +332,11 @@ def _build(
     from eyas.engine.startup.build import build_engine
 
     engine = build_engine(config, progress)
-    if config.handover.role == "both":
+    if config.disaggregation.role == "both":
         return engine
-    from eyas.engine.handover import HandoverEngine
+    from eyas.engine.disaggregation import DisaggregatedEngine
 
-    return HandoverEngine(engine, config.handover, wake)
+    return DisaggregatedEngine(engine, config.disaggregation, wake)
 
 
 def read_line(descriptor: int) -> bytes:

@@ -10,8 +10,8 @@ from eyas.server.answering import AnswerRequest, Translation
 from eyas.server.chat import prepare_chat
 from eyas.server.chat_format import ChatFormat
 from eyas.server.completions import CompletionFormat, completion_requests
+from eyas.server.disaggregation import hand_over, prompt_alone
 from eyas.server.generate import GenerateFormat, generate_requests
-from eyas.server.handover import hand_over, prompt_alone
 from eyas.server.messages.conversion import prepare_messages
 from eyas.server.messages.format import MessagesFormat
 from eyas.server.messages.models import MessagesBody
@@ -21,7 +21,7 @@ from eyas.text import require_tokenizer
 
 
 async def chat(asked: AnswerRequest[ChatBody]) -> Translation:
-    role = asked.service.config.handover.role
+    role = asked.service.config.disaggregation.role
     body = prompt_alone(asked.body, role)
     chat = await asked.prepared(prepare_chat, body)
     hand_over(body, [chat.request], role)
@@ -32,7 +32,7 @@ async def chat(asked: AnswerRequest[ChatBody]) -> Translation:
 
 
 async def completion(asked: AnswerRequest[CompletionBody]) -> Translation:
-    role = asked.service.config.handover.role
+    role = asked.service.config.disaggregation.role
     body = prompt_alone(asked.body, role)
     requests = await asked.prepared(completion_requests, body)
     hand_over(body, requests, role)

@@ -14,6 +14,7 @@ from typing import Any
 from eyas.core import Delta, TokenLogprob
 from eyas.dialect import Event
 from eyas.server.chat import PreparedChat
+from eyas.server.disaggregation import transfer_fields
 from eyas.server.formats import (
     AnswerFormat,
     ChoiceOutput,
@@ -24,7 +25,6 @@ from eyas.server.formats import (
     prompt_logprobs,
     to_raw_json,
 )
-from eyas.server.handover import transfer_fields
 from eyas.server.message_writer import MessageWriter
 from eyas.text import Tokenizer
 

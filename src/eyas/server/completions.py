@@ -14,6 +14,7 @@ from typing import Any
 
 from eyas.core import Delta, Request, SamplingParams, TokenLogprob, field_error
 from eyas.server.constraints.fields import constrained_output, constraint_of
+from eyas.server.disaggregation import transfer_fields
 from eyas.server.fields import prompts_in, refuse_fields
 from eyas.server.formats import (
     AnswerFormat,
@@ -24,7 +25,6 @@ from eyas.server.formats import (
     to_raw_json,
     token_text,
 )
-from eyas.server.handover import transfer_fields
 from eyas.server.request_models import CompletionBody
 from eyas.server.sampling import (
     check_alternatives,

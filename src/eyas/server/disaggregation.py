@@ -24,7 +24,7 @@ FIELD = "kv_transfer_params"
 FLAGS = ("do_remote_decode", "do_remote_prefill")
 MAX_KEY_CHARS = 64
 KEY = re.compile("[0-9a-f]{32}")
-"""A key that a prefill server has made (`engine.handover.engine`)."""
+"""A key that a prefill server has made (`engine.disaggregation.engine`)."""
 
 Body = TypeVar("Body", bound=CompletionFields)
 

@@ -19,15 +19,15 @@ import msgspec
 import numpy as np
 
 from eyas.cache.lease import Lease
-from eyas.config import EngineInfo, HandoverConfig
+from eyas.config import DisaggregationConfig, EngineInfo
 from eyas.constraint import Grammar
 from eyas.core import Delta, KVHandle, Request, RequestError
+from eyas.engine.disaggregation.imports import MAX_READINGS, Import, Importer
+from eyas.engine.disaggregation.memory import SlotMemory, prompt_digest
+from eyas.engine.disaggregation.messages import KVTransferError
+from eyas.engine.disaggregation.offers import Offer, Offers, OfferServer
+from eyas.engine.disaggregation.transport import open_transport
 from eyas.engine.engine import Engine
-from eyas.engine.handover.imports import MAX_READINGS, Import, Importer
-from eyas.engine.handover.memory import SlotMemory, prompt_digest
-from eyas.engine.handover.messages import HandoverError
-from eyas.engine.handover.offers import Offer, Offers, OfferServer
-from eyas.engine.handover.transport import open_transport
 from eyas.grammar import OutputSpec
 from eyas.wire import EngineStats
 
@@ -36,7 +36,7 @@ NO_ROOM = "the prefill server holds as many prompts as it can; try again in a mo
 NOT_HELD = "the prompt could not be held for a decode server; try again in a moment"
 
 
-class HandoverEngine:
+class DisaggregatedEngine:
     """An engine that offers or reads prompts, with the methods of the engine.
 
     offers: the prompts that are held. config: its role is "prefill" or "decode". wake: called from
@@ -45,7 +45,7 @@ class HandoverEngine:
     """
 
     def __init__(
-        self, engine: Engine, config: HandoverConfig, wake: Callable[[], None] = lambda: None
+        self, engine: Engine, config: DisaggregationConfig, wake: Callable[[], None] = lambda: None
     ) -> None:
         self._engine = engine
         self._cache = engine.cache
@@ -87,7 +87,7 @@ class HandoverEngine:
         return self._engine.compile(spec)
 
     def add(self, request: Request, grammar: Grammar | None = None) -> None:
-        """Accept a request, as `Engine.add`. Raises HandoverError if there is no room to offer its
+        """Accept a request, as `Engine.add`. Raises KVTransferError if there is no room to offer its
         prompt."""
         self.check_request(request)
         if request.kv_handle is not None:
@@ -106,13 +106,15 @@ class HandoverEngine:
             self._offering[request.id] = request
 
     def _check_offer(self, request: Request) -> None:
-        """Raise HandoverError if the prompt of a request cannot be held."""
+        """Raise KVTransferError if the prompt of a request cannot be held."""
         key, others = request.kv_key, self._named()
         if key is not None and (key in others or self.offers.has(key)):
-            raise HandoverError("another prompt has this room", "kv_handle_invalid", has_room=True)
+            raise KVTransferError(
+                "another prompt has this room", "kv_handle_invalid", has_room=True
+            )
         if not self._has_room(request):
             self._fail(request)
-            raise HandoverError(NO_ROOM, has_room=key is not None)
+            raise KVTransferError(NO_ROOM, has_room=key is not None)
 
     def _named(self) -> set[str | None]:
         """The names that routers have given to prompts that are being computed."""
@@ -224,7 +226,7 @@ class HandoverEngine:
                 unheld.append((delta, request))  # its slots return when the last flight lands
             else:
                 self._fail(request)
-                error = HandoverError(NOT_HELD, has_room=request.kv_key is not None)
+                error = KVTransferError(NOT_HELD, has_room=request.kv_key is not None)
                 self._ready.append(_failed(request, 0, error))
         self._finishing = unheld
 
@@ -341,7 +343,7 @@ def _plain(request: Request) -> Request:
 
 def _failed(request: Request, index: int, failure: BaseException) -> Delta:
     """Return the last delta of a choice whose prompt was not handed over."""
-    known = failure if isinstance(failure, RequestError) else HandoverError("the transfer failed")
+    known = failure if isinstance(failure, RequestError) else KVTransferError("the transfer failed")
     return Delta(
         request_id=request.id,
         index=index,
@@ -352,7 +354,7 @@ def _failed(request: Request, index: int, failure: BaseException) -> Delta:
     )
 
 
-def _wrong_role(field: str, role: str) -> HandoverError:
-    return HandoverError(
+def _wrong_role(field: str, role: str) -> KVTransferError:
+    return KVTransferError(
         f"{field} is for a server that was started with --role {role}", "kv_handle_invalid"
     )

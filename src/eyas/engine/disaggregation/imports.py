@@ -1,7 +1,7 @@
 """Prompts that a decode server reads from a prefill server, on threads beside the engine's steps.
 
-Promises: a prompt that cannot be read ends with a `HandoverError`, after the time limit at the latest.
-Slots may return when `is_quiet`: nothing writes to them any more.
+Promises: a prompt that cannot be read ends with a `KVTransferError`, after the time limit at the
+latest. Slots may return when `is_quiet`: nothing writes to them any more.
 Does not know: engines, which slots are used.
 """
 
@@ -19,20 +19,20 @@ import torch
 
 from eyas.cache.lease import Lease
 from eyas.cache.slots import NO_SLOTS
-from eyas.config import HandoverConfig
+from eyas.config import DisaggregationConfig
 from eyas.constraint import Grammar
 from eyas.core import KVHandle, Request
-from eyas.engine.handover.memory import Places
-from eyas.engine.handover.messages import (
+from eyas.engine.disaggregation.memory import Places
+from eyas.engine.disaggregation.messages import (
     GRANT_BYTES,
     Claim,
     Denied,
     Done,
     Grant,
-    HandoverError,
+    KVTransferError,
     Link,
 )
-from eyas.engine.handover.transport import Transport
+from eyas.engine.disaggregation.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,11 @@ class Importer:
     """Reads prompts. layout: of the slots. wake: called when a reading has ended."""
 
     def __init__(
-        self, config: HandoverConfig, layout: str, transport: Transport, wake: Callable[[], None]
+        self,
+        config: DisaggregationConfig,
+        layout: str,
+        transport: Transport,
+        wake: Callable[[], None],
     ) -> None:
         self._config = config
         self._layout = layout
@@ -86,9 +90,9 @@ class Importer:
         self._wake = wake
 
     def check(self, handle: KVHandle) -> None:
-        """Raise HandoverError if prompts of this server are not read."""
+        """Raise KVTransferError if prompts of this server are not read."""
         if handle.host not in self._config.peers:
-            raise HandoverError(
+            raise KVTransferError(
                 f"the host {handle.host[:100]!r} is no prefill server of this one; start it with "
                 "--kv-peer to read from there",
                 "kv_handle_invalid",
@@ -137,7 +141,7 @@ class Importer:
         answer = link.receive()
         link.restart(self._config.timeout_seconds)
         if isinstance(answer, Denied):
-            raise HandoverError(answer.reason, answer.code, has_room=waits)
+            raise KVTransferError(answer.reason, answer.code, has_room=waits)
         if not isinstance(answer, Grant):
             raise OSError("a claim was not answered")
         self._transport.take(link, answer.description, job.places)
@@ -147,9 +151,9 @@ class Importer:
         return answer
 
 
-def _not_read(job: Import) -> HandoverError:
+def _not_read(job: Import) -> KVTransferError:
     handle = job.request.kv_handle
-    return HandoverError(
+    return KVTransferError(
         "the prompt could not be read from the prefill server; send the request to it again",
         has_room=handle is not None and handle.is_awaited,
     )

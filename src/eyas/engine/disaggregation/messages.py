@@ -26,21 +26,21 @@ CLAIM_BYTES, GRANT_BYTES = 4096, 2**24
 _LENGTH = struct.Struct("<I")
 
 
-HandoverCode = Literal["kv_handle_invalid", "kv_unavailable"]
+KVTransferCode = Literal["kv_handle_invalid", "kv_unavailable"]
 
 
-class HandoverError(RequestError):
+class KVTransferError(RequestError):
     """A prompt that cannot be handed over. code: "kv_handle_invalid" if the handle can never be served
     here, "kv_unavailable" if the whole request can be sent again."""
 
     def __init__(
-        self, reason: str, code: HandoverCode = "kv_unavailable", *, has_room: bool = False
+        self, reason: str, code: KVTransferCode = "kv_unavailable", *, has_room: bool = False
     ) -> None:
         """has_room: whether the prompt was named by bootstrap_room."""
         param = "bootstrap_room" if has_room else "kv_transfer_params"
         super().__init__(f"{param}: {reason}", param=param, code=code)
         self.reason = reason
-        self.handover_code: HandoverCode = code
+        self.kv_transfer_code: KVTransferCode = code
 
 
 class Claim(msgspec.Struct, frozen=True, tag="claim"):
@@ -64,10 +64,10 @@ class Grant(msgspec.Struct, frozen=True, tag="grant"):
 
 
 class Denied(msgspec.Struct, frozen=True, tag="denied"):
-    """The prompt is not handed over. reason, code: of the `HandoverError`."""
+    """The prompt is not handed over. reason, code: of the `KVTransferError`."""
 
     reason: str
-    code: HandoverCode
+    code: KVTransferCode
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

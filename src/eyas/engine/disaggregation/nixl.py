@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eyas.engine.handover.memory import Places, SlotMemory, num_places, runs_of
-from eyas.engine.handover.messages import Link
+from eyas.engine.disaggregation.memory import Places, SlotMemory, num_places, runs_of
+from eyas.engine.disaggregation.messages import Link
 
 POLL_SECONDS = 0.0005
 NEEDS_NIXL = (
-    "handover.transport: 'nixl' needs NIXL; run pip install 'eyas[nixl]', or pass "
+    "disaggregation.transport: 'nixl' needs NIXL; run pip install 'eyas[nixl]', or pass "
     "--kv-transport tcp"
 )
 

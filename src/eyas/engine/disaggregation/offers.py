@@ -21,19 +21,19 @@ import numpy as np
 import torch
 
 from eyas.cache.lease import Lease
-from eyas.config import HandoverConfig
-from eyas.engine.handover.memory import SlotMemory
-from eyas.engine.handover.messages import (
+from eyas.config import DisaggregationConfig
+from eyas.engine.disaggregation.memory import SlotMemory
+from eyas.engine.disaggregation.messages import (
     CLAIM_BYTES,
     Claim,
     Denied,
     Done,
     Grant,
-    HandoverCode,
-    HandoverError,
+    KVTransferCode,
+    KVTransferError,
     Link,
 )
-from eyas.engine.handover.transport import Transport
+from eyas.engine.disaggregation.transport import Transport
 from eyas.parallel.addresses import listen
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class OfferServer:
 
     def __init__(
         self,
-        config: HandoverConfig,
+        config: DisaggregationConfig,
         offers: Offers,
         memory: SlotMemory,
         transport: Transport,
@@ -167,8 +167,8 @@ class OfferServer:
             self._listener = listen((config.host, config.port))
         except (OSError, OverflowError) as error:
             raise ValueError(
-                f"handover.host: cannot listen on {config.host} port {config.port}: {error}; choose "
-                "an address of this machine and a free port"
+                f"disaggregation.host: cannot listen on {config.host} port {config.port}: {error}; "
+                "choose an address of this machine and a free port"
             ) from error
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name="kv-offers", daemon=True).start()
@@ -223,8 +223,8 @@ class OfferServer:
         try:
             try:
                 checked = self._checked(claim, offer)
-            except HandoverError as error:
-                link.send(Denied(error.reason, error.handover_code))
+            except KVTransferError as error:
+                link.send(Denied(error.reason, error.kv_transfer_code))
                 return
             if checked.stored is not None:
                 checked.stored.synchronize()
@@ -252,29 +252,29 @@ class OfferServer:
         link.restart(timeout)
 
     def _checked(self, claim: Claim, offer: Offer | None) -> Offer:
-        """Return the prompt that is claimed. Raises HandoverError if it cannot be handed over."""
-        invalid: HandoverCode = "kv_handle_invalid"
+        """Return the prompt that is claimed. Raises KVTransferError if it cannot be handed over."""
+        invalid: KVTransferCode = "kv_handle_invalid"
         if claim.layout != self._memory.layout:
-            raise HandoverError(
+            raise KVTransferError(
                 "the two servers store prompts in different ways; start both with the same model, "
                 "number formats and drafter, and a model with windows with about as many slots",
                 invalid,
             )
         if claim.transport != self._transport.name:
-            raise HandoverError(
+            raise KVTransferError(
                 f"the prefill server moves prompts by {self._transport.name}, this one by "
                 f"{claim.transport}; start both with the same --kv-transport",
                 invalid,
             )
         if offer is None and claim.waits:
-            raise HandoverError(
+            raise KVTransferError(
                 "the prefill server has not computed this prompt; send the request to both again"
             )
         if offer is None:
-            raise HandoverError(
+            raise KVTransferError(
                 "the prefill server does not hold this prompt (any more); send the request to it again",
                 invalid,
             )
         if claim.prompt != offer.digest or not 0 <= claim.first <= len(offer.slots):
-            raise HandoverError("it names another prompt than the request's", invalid)
+            raise KVTransferError("it names another prompt than the request's", invalid)
         return offer

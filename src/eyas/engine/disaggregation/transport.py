@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from eyas.engine.handover.memory import Places, SlotMemory, runs_of
-from eyas.engine.handover.messages import Link
+from eyas.engine.disaggregation.memory import Places, SlotMemory, runs_of
+from eyas.engine.disaggregation.messages import Link
 
 PIECE_BYTES = 4 * 2**20
 """Most bytes that are sent at a time, so that deadlines are kept."""
@@ -96,6 +96,6 @@ def open_transport(name: str, memory: SlotMemory, agent: str) -> Transport:
     ValueError if it cannot be used here."""
     if name == "tcp":
         return TcpTransport(memory)
-    from eyas.engine.handover.nixl import NixlTransport
+    from eyas.engine.disaggregation.nixl import NixlTransport
 
     return NixlTransport(memory, agent)

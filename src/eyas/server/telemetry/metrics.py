@@ -150,7 +150,7 @@ def _gauges(health: EngineHealth) -> dict[str, tuple[str, float]]:
             "Cache slots with prefixes that no running choice uses",
             stats.num_cached_slots,
         ),
-        "kv_handover_prompts": (
+        "kv_transfer_prompts": (
             "Prompts held for decode servers, or being read from prefill servers",
             stats.num_held_prompts,
         ),
