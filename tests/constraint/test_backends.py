@@ -222,6 +222,14 @@ def test_forced_text_is_proposed(backend: Any, tokenizer: Tokenizer) -> None:
     assert compiled(backend, FreeText()).start().forced(4) == []
 
 
+def test_a_control_token_is_forced_by_its_id(llguidance_backend: Any, tokenizer: Tokenizer) -> None:
+    root = Concat((Literal("ab"), Marker("</think>", 4091, False), Literal("cd")))
+    grammar = compiled(llguidance_backend, root)
+    forced = grammar.start().forced(16)
+    assert forced == tokens_of(tokenizer, "ab", 4091, "cd")
+    assert ends(grammar, forced)
+
+
 def test_a_choice_an_optional_part_and_counts(backend: Any, tokenizer: Tokenizer) -> None:
     root = Concat((Choice((Literal("a"), Literal("b"))), Repeat(Literal("x"), 1, 2), Literal("!")))
     grammar = compiled(backend, root)

@@ -82,6 +82,15 @@ def test_a_compiled_pattern_allows_nothing_that_python_refuses(
         assert is_taken or char not in taken
 
 
+@pytest.mark.parametrize("pattern", ["é", "k", "a(?i:k)b", "(?is)k"])
+def test_letters_of_ascii_in_any_case_are_refused(pattern: str) -> None:
+    """Rust counts the sign for kelvin as a k, and Python does not in ASCII patterns."""
+    flags = re.ASCII if "(?i:" in pattern else re.ASCII | re.IGNORECASE
+    with pytest.raises(GrammarError, match="IGNORECASE beside ASCII"):
+        rust_pattern(re.compile(pattern, flags), "output")
+    assert rust_pattern(re.compile(r"\(?i:", re.ASCII), "output") == r"\(?i:"
+
+
 def test_a_place_is_found_again() -> None:
     pattern = r"\d/(a(?P<x>b|"
     shown = told(pattern)[1:-1]

@@ -15,7 +15,18 @@ import pytest
 
 from eyas.constraint import Vocabulary, build_backend
 from eyas.core import GrammarError, GrammarsUnavailable
-from eyas.grammar import Choice, Concat, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex
+from eyas.grammar import (
+    Choice,
+    Concat,
+    FreeText,
+    Json,
+    Literal,
+    Marker,
+    Node,
+    OutputSpec,
+    Regex,
+    Source,
+)
 from eyas.schemas import prepare
 from eyas.text import Tokenizer
 from tests.constraint.walking import compiled, ends, letters_of, takes, tokens_of
@@ -245,3 +256,58 @@ def test_a_library_that_wants_torch_to_compile_is_taken_whole(tmp_path: Path) ->
     (package / "load_binding.py").write_text("")
     (package / "compiler.py").write_text("import torch\nGrammarCompiler = None")
     assert loaded(tmp_path) == ["True", "True", "torch"]
+
+
+@pytest.mark.parametrize("text", ["größe", "éa", "a\u0085b", "ÿ0", "é\\x41"])
+def test_a_letter_before_digits_of_a_code_stays_itself(
+    xgrammar_backend: Any, tokenizer: Tokenizer, text: str
+) -> None:
+    """The library writes such a letter in two digits, and would read more."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    closed = {"type": "object", "properties": {text: {}}, "additionalProperties": False}
+    for schema, value in (({"enum": [text, 1]}, quoted), (closed, f"{{{quoted}: 1}}")):
+        grammar = compiled(xgrammar_backend, Json(prepare(schema, param="schema")))
+        assert ends(grammar, letters_of(tokenizer, value))
+    source = compiled(xgrammar_backend, Source("ebnf", f"root ::= {quoted}"))
+    assert ends(source, letters_of(tokenizer, text))
+
+
+@pytest.mark.parametrize("name", ["é", 'q"t', "a\\b"])
+def test_a_name_that_others_are_not_told_from_is_refused(
+    xgrammar_backend: Any, tokenizer: Tokenizer, name: str
+) -> None:
+    schema = {"type": "object", "properties": {name: {"type": "integer"}}}
+    text = prepare(schema, param="schema")
+    with pytest.raises(GrammarError, match="where other properties are allowed") as caught:
+        compiled(xgrammar_backend, Json(text))
+    assert caught.value.fault == "unsupported"
+    closed = prepare({**schema, "additionalProperties": False}, param="schema")
+    grammar = compiled(xgrammar_backend, Json(closed))
+    assert ends(grammar, letters_of(tokenizer, json.dumps({name: 1}, ensure_ascii=False)))
+
+
+@pytest.mark.parametrize("schema", [{}, {"maxLength": 1}, {"pattern": "^[^a]$"}], ids=json.dumps)
+def test_no_string_has_halves_of_pairs_or_control_characters(
+    xgrammar_backend: Any, schema: dict[str, Any]
+) -> None:
+    tokens = [bytes([byte]) for byte in range(256)]
+    vocabulary = Vocabulary(
+        [*tokens, b"<e>"], frozenset({256}), (256,), 257, lambda t: [*t.encode()]
+    )
+    with contextlib.closing(build_backend("xgrammar", vocabulary)) as backend:
+        text = prepare({"type": "string", **schema}, param="schema")
+        grammar = compiled(backend, Json(text))
+        assert ends(grammar, [*'"é"'.encode()])
+        for data in (b'"\xed\xa0\x80', b'"\x01'):
+            assert not takes(grammar, [*data])
+        assert not takes(compiled(backend, FreeText()), [*b"\xed\xa0\x80"])
+
+
+def test_what_is_forced_inside_of_a_character_is_not_proposed(
+    xgrammar_backend: Any, tokenizer: Tokenizer
+) -> None:
+    grammar = compiled(xgrammar_backend, Literal("é!"))
+    first, *rest = letters_of(tokenizer, "é!")
+    state = grammar.start().after(first)
+    assert state.forced(4) == []
+    assert ends(grammar, [first, *rest])

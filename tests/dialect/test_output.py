@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from eyas.core import GrammarError, RequestError
 from eyas.dialect.base import ToolSpec, Wanted
 from eyas.dialect.choose import family_dialect
 from eyas.dialect.compose import ComposedDialect
+from eyas.dialect.offer import tool_specs
 from eyas.dialect.reasoning import ReasoningFormat
 from eyas.grammar import Concat, FreeText, Json, Literal, Marker, Regex, leaves
 
@@ -184,6 +187,83 @@ def test_glm_strict_keywords_that_cannot_hold_are_refused() -> None:
 def test_glm_takes_any_pairs_where_nothing_is_said_of_them() -> None:
     assert glm_ids(ToolSpec("f", {"type": "object"}), a="1", b='"x"')[1]
     assert not glm_ids(ToolSpec("f", {}), a="1")[1]
+
+
+def prepared(parameters: dict[str, Any], **more: Any) -> ToolSpec:
+    """A strict function as a request gives it."""
+    function = {"name": "f", "parameters": parameters, "strict": True, **more}
+    return tool_specs([{"type": "function", "function": function}])[0]
+
+
+TREE = {
+    "type": "object",
+    "properties": {"v": {"type": "integer"}, "kids": {"type": "array", "items": {"$ref": "#"}}},
+    "required": ["v", "kids"],
+    "additionalProperties": False,
+}
+BY_NAME = {
+    "$defs": {"kids": {"type": "array", "items": {"$ref": "#"}}},
+    **TREE,
+    "properties": {"v": {"type": "integer"}, "kids": {"$ref": "#/$defs/kids"}},
+}
+
+
+@pytest.mark.parametrize("schema", [TREE, BY_NAME])
+def test_a_reference_to_the_root_means_all_arguments(schema: dict[str, Any]) -> None:
+    tool = prepared(schema)
+    for kids in ("[]", '[{"v": 2, "kids": []}]', '[{"v": 2, "kids": [{"v": 3, "kids": []}]}]'):
+        assert glm_ids(tool, v="1", kids=kids)[1], kids
+    for kids in ("[[]]", '[{"v": 2}]', '[{"v": "2", "kids": []}]'):
+        assert not glm_ids(tool, v="1", kids=kids)[1], kids
+
+
+def test_glm_arguments_that_contradict_themselves_are_refused() -> None:
+    closed = {"type": "object", "properties": {}, "required": ["b"], "additionalProperties": False}
+    tool = ToolSpec("f", closed, strict=True)
+    with pytest.raises(GrammarError, match="must have 'b', which they may not have"):
+        glm_ids(tool, b="1")
+    assert glm_ids(ToolSpec("f", closed), b="1")[1]
+
+
+def test_glm_other_arguments_are_allowed_where_nothing_bars_them() -> None:
+    """A schema that is prepared says so by patterns, which a user has not written."""
+    tool = prepared({"type": "object", "properties": {"a": {"type": "integer"}}})
+    assert glm_ids(tool, a="1")[1]
+    assert not glm_ids(tool, a="x")[1]
+
+
+def test_texts_that_a_call_cannot_carry_are_refused() -> None:
+    tokenizer = Letters()  # markers are texts
+    wanted = {"type": "string", "enum": ["u\n</parameter>v", "w"]}
+    for name, properties, words in (
+        ("qwen3_coder", {"a": wanted}, "a value with"),
+        ("qwen3_coder", {"a>\nb": {}}, "cannot be written"),
+        ("glm", {"a</arg_key>": {}}, "cannot be written"),
+    ):
+        schema = {"type": "object", "properties": properties, "additionalProperties": False}
+        wish = Wanted(tools=(ToolSpec("f", schema, strict=True),), choice="required")
+        with pytest.raises(GrammarError, match=words) as caught:
+            family_dialect(name, tokenizer).output(wish, [])
+        assert caught.value.param == "tools"
+    lenient = ToolSpec("f", {"type": "object", "properties": {"a": wanted}})
+    spec = family_dialect("qwen3_coder", tokenizer).output(
+        Wanted(tools=(lenient,), choice="required"), []
+    )
+    assert spec is not None
+    texts = [leaf.text for leaf in leaves(spec.root) if isinstance(leaf, Literal)]
+    assert "w" in texts and "u\n</parameter>v" not in texts
+
+
+@pytest.mark.parametrize("name", ["get-time", "ns.get_2", "server:tool", "a/b", "天气"])
+def test_names_that_models_can_write(name: str) -> None:
+    assert prepared({"type": "object"}, name=name).name == name
+
+
+@pytest.mark.parametrize("name", ["", "a b", " f", "f\ng", "a<b", "x[ARGS]", 'a"', "a\x7f", "auto"])
+def test_names_that_end_early_in_a_call_are_refused(name: str) -> None:
+    with pytest.raises(RequestError, match="cannot be a function's name") as caught:
+        prepared({"type": "object"}, name=name)
+    assert caught.value.param == "tools[0].function.name"
 
 
 def test_control_tokens_stand_in_markers_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -351,3 +352,39 @@ def test_no_comma_follows_the_last_name_that_a_pattern_lists() -> None:
     automaton = matcher(prepare({**schema, "type": "object"}, param="schema"))
     assert automaton is not None
     assert automaton.validate_tokens(list(b'{"c":true,')) == len(b'{"c":true')
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "string", "maxLength": 2**63 - 1}, ["", "a"], [1]),
+        ({"type": "string", "maxLength": 2**40, "pattern": "^a+$"}, ["aa"], ["b"]),
+        ({"type": "array", "maxItems": 2**53}, [[], [1]], [1]),
+        ({"type": "object", "maxProperties": 10**30}, [{}, {"a": 1}], [1]),
+        ({"type": "object", "propertyNames": {"maxLength": 2**40}}, [{"a": 1}], [1]),
+    ],
+    ids=json.dumps,
+)
+def test_upper_counts_that_nothing_reaches_bar_nothing(
+    schema: Any, valid: list[Any], invalid: list[Any]
+) -> None:
+    check(schema, valid, invalid)
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"minimum": 1e-100}, [1, 0.5], [0, -1]),
+        ({"exclusiveMinimum": 1e-300}, [1], [0]),
+        ({"maximum": 1e-100}, [0, -1], [1, 0.5]),
+        ({"exclusiveMaximum": 1e-100}, [0, -1], [1, 0.5]),
+        ({"minimum": -1e-100}, [0, 1], [-1]),
+        ({"exclusiveMinimum": -1e-100}, [0, 1], [-1]),
+        ({"maximum": -1e-100}, [-1], [0, 1]),
+    ],
+    ids=json.dumps,
+)
+def test_bounds_very_near_to_zero_hold(
+    schema: dict[str, Any], valid: list[Any], invalid: list[Any]
+) -> None:
+    check({"type": "number", **schema}, valid, invalid)

@@ -100,6 +100,8 @@ def test_text_that_is_not_json_is_invalid(text: str) -> None:
         ({"minProperties": 2}, "#/minProperties"),
         ({"anyOf": [{}], "unevaluatedProperties": False}, "#/unevaluatedProperties"),
         ({"multipleOf": 1e-12}, "#/multipleOf"),
+        ({"minLength": 2**40}, "#/minLength"),
+        ({"type": "array", "minItems": 2**63}, "#/minItems"),
         (
             {
                 "$schema": "http://json-schema.org/draft-07/schema#",

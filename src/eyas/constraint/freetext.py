@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from eyas.core import GrammarError
 
-_ANYTHING = r"[\u0000-\U0010ffff]"
+_HALVES = r"\ud800-\udfff"
+"""Of surrogate pairs: a grammar's negated class would let them in; a regular expression knows none."""
 MAX_MARKER_CHARS, MAX_REGEX_CHARS, MAX_WORK_CHARS = 1024, 2**16, 2**22
 """Of all markers of a text together, of the expression that they come to, and of what is written on the
 way to it: markers that overlap can multiply it."""
@@ -118,10 +119,12 @@ def _holds(state: str, texts: Sequence[str]) -> bool:
 
 
 def _class(letters: Sequence[str], is_negated: bool, form: str = "\\x{{{:x}}}") -> str:
-    if not letters:
-        return _ANYTHING if form.startswith("\\U") else r"(?s:.)"
+    in_grammar = form.startswith("\\U")
+    if not letters and not in_grammar:
+        return r"(?s:.)"
     inner = "".join(form.format(ord(letter)) for letter in letters)
-    return f"[{'^' if is_negated else ''}{inner}]"
+    negation = f"^{_HALVES if in_grammar else ''}" if is_negated else ""
+    return f"[{negation}{inner}]"
 
 
 def _either(ways: Sequence[str]) -> str:

@@ -32,6 +32,8 @@ MAX_LEXER_STATES = 50_000
 """A fifth of the library's own. Each takes 1 to 2 KiB, all outputs of a replica share them, and none is
 ever forgotten. At the limit the replica gets a new matcher; its outputs go on with lexers of their
 own."""
+_CONTROL = b"\xff"
+"""Begins a control token, b"\xff[id]", in the library's bytes; no UTF-8 has this byte."""
 MAX_REPLICAS = 8
 """Of a grammar; each takes the grammar's memory once more."""
 
@@ -100,8 +102,18 @@ class LlguidanceLibrary(Backend):
             self._background.submit(work)
 
     def forced_tokens(self, data: bytes) -> list[int]:
-        """Return the usual tokens of a text in bytes, which may end in the middle of a character."""
-        return self._tokenizer.tokenize_bytes(data)
+        """Return the usual tokens of a text in bytes, which may end in the middle of a character, and
+        in which the library writes control tokens by their ids."""
+        tokens: list[int] = []
+        text, *rest = data.split(_CONTROL)
+        tokens += self._tokenizer.tokenize_bytes(text)
+        for part in rest:
+            number, closing, text = part.removeprefix(b"[").partition(b"]")
+            if not (closing and number.isdigit()):
+                break  # cut off
+            tokens.append(int(number))
+            tokens += self._tokenizer.tokenize_bytes(text)
+        return tokens
 
     def fill_drafts(
         self, asked: list[tuple[llguidance.LLMatcher, int, list[int]]], mask_RK: np.ndarray

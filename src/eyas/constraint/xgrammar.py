@@ -261,8 +261,11 @@ class XgrammarState:
         if self.matcher is None or limit <= 0:
             return []
         backend = self._grammar.backend
-        with backend.lock:
-            text = self.matcher.find_jump_forward_string()
+        try:
+            with backend.lock:
+                text = self.matcher.find_jump_forward_string()
+        except UnicodeDecodeError:  # what is forced begins or ends inside of a character
+            return []
         return backend.vocabulary.encode(text)[:limit] if text else []
 
 

@@ -37,10 +37,10 @@ from eyas.grammar import (
 )
 from eyas.white_space import is_plain
 
-_LOOSE_CHARACTERS = re.compile(r"^(\w+_characters) ::= \(\(\[\^\\\"\\\\\\r\\n\]\)\)$", re.MULTILINE)
-"""The rule of strings with a length, which lets control characters in; JSON does not."""
-
-
+_LOOSE_CLASS = r"[^\"\\\r\n]"
+"""The characters of strings with a length, with control characters, which JSON does not let in."""
+_OTHER_CHARACTERS = r"[^\0-\u001f"
+"""How classes of characters in strings begin otherwise."""
 _LOOSE_ESCAPES = re.compile(r"^basic_escape ::= .*$", re.MULTILINE)
 _ESCAPES = r'basic_escape ::= (([\"\\bfnrt]) | ("u00" [01] [A-Fa-f0-9]))'
 """The rule of escapes: only those that JSON needs, since others could spell a listed name as another.
@@ -148,6 +148,15 @@ _PLACE = re.compile(
 _SIGN = re.compile(r"(\{\d+,\d+\}|\[[^\]]*\])|([,:])")
 
 
+_SHORT_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\x([0-9a-fA-F]{2})")
+
+
+def _text_of(grammar: Any) -> str:
+    """The library's text of a grammar, with characters below 256 in four digits: it writes two, and
+    reads more if digits follow."""
+    return _SHORT_ESCAPE.sub(r"\1\\u00\2", str(grammar))
+
+
 def _schema_grammar(node: Json, xgrammar: Any, default: Spacing) -> str:
     """Insert white space and separators, since the library has not all of them as options, and the
     rules of patterns, which it reads wrongly: it lets "11" through ^1(?:-1+)?$."""
@@ -161,20 +170,29 @@ def _schema_grammar(node: Json, xgrammar: Any, default: Spacing) -> str:
         separators=COMPACT,
         strict_mode=False,
     )
-    text = _LOOSE_ESCAPES.sub(lambda _: _ESCAPES, str(grammar))
-    text = _LOOSE_CHARACTERS.sub(r"\1 ::= (([^\\0-\\x1f\\\"\\\\]))", text)
+    text = _LOOSE_ESCAPES.sub(lambda _: _ESCAPES, _text_of(grammar))
     signs = {",": _in_ebnf(spacing.item), ":": _in_ebnf(spacing.key)}
     white = "eyas_white_space" if spacing.white_space else ""
 
     def spaced(found: re.Match[str]) -> str:
         if found["other"]:
-            return found["other"]
+            return _of_json(found["other"])
         if found["ahead"]:
             return r"(=([ \n\r\t]*"
         return f"{white} {signs[found['sign']]} {white}" if found["sign"] else white
 
     text = strings.put(_PLACE.sub(spaced, text))
     return f"{text}\n{white} ::= {_in_ebnf(spacing.white_space)}\n" if white else text
+
+
+def _of_json(part: str) -> str:
+    """Return a text of the grammar as it is, and a class of characters in strings without those that
+    no JSON text has."""
+    if part == _LOOSE_CLASS:
+        part = rf"{_OTHER_CHARACTERS}\"\\]"
+    if part.startswith(_OTHER_CHARACTERS):
+        return f"{_OTHER_CHARACTERS}{schemas.NO_CHARACTERS}{part.removeprefix(_OTHER_CHARACTERS)}"
+    return part
 
 
 _BESIDE_VALUES = {"const", "enum", "type"}
@@ -260,10 +278,10 @@ def _source(node: Source, xgrammar: Any) -> dict[str, Any]:
     check_source(node.text)
     match node.syntax:
         case "ebnf":
-            return _ebnf(str(xgrammar.Grammar.from_ebnf(node.text)))
+            return _ebnf(_text_of(xgrammar.Grammar.from_ebnf(node.text)))
         case "lark":
             lark = _DIRECTIVE.sub("", checked_lark(node.text, {}, _refuse_schema), count=1)
-            return _ebnf(str(xgrammar.Grammar.from_lark(lark)))
+            return _ebnf(_text_of(xgrammar.Grammar.from_lark(lark)))
     raise GrammarError(
         "llguidance's own grammars need that backend; write it as lark", "unsupported"
     )

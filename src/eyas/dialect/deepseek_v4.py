@@ -43,7 +43,7 @@ class DsmlCalls(MarkedCalls):
 
     def _call(self, tool: ToolSpec) -> Node:
         pairs = Pairs.of(tool)
-        parameters = pairs.grammar(_parameter, _PARAMETER_END)
+        parameters = pairs.grammar(_parameter, (_TEXT, _JSON), _PARAMETER_END)
         if not pairs.required:  # without parameters the model has seen an empty line
             parameters.append(Repeat(Literal("\n"), 0, 1))
         begin = Literal(f"{_CALL.text}{tool.name}{_NAME_END.text}\n")

@@ -35,7 +35,9 @@ class GlmCalls(CallsInTags):
         self.value_end: Marker = marker(tokenizer, "</arg_value>")
 
     def call(self, tool: ToolSpec) -> Node:
-        pairs = Pairs.of(tool).grammar(self._key_and_value_begin, self.value_end, gap=self._gap)
+        pairs = Pairs.of(tool).grammar(
+            self._key_and_value_begin, (self.key_end,), self.value_end, gap=self._gap
+        )
         return Concat((Literal(f"{tool.name}{self._gap}"), *pairs))
 
     def _key_and_value_begin(self, key: Node, is_text: bool) -> Node:

@@ -7,7 +7,8 @@ Does not know: how calls are written.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from eyas.core import GrammarError, field_error, is_text
@@ -20,6 +21,8 @@ NO_PARAMETERS: dict[str, Any] = {
     "additionalProperties": False,
 }
 CHOICES = ("none", "auto", "required")
+_NAME = re.compile(r"""[^\s\x00-\x1f\x7f<>{}\[\]|"'\\]+""")
+"""Functions' names: without white space and the signs that end a name in the models' calls."""
 
 
 def tool_specs(tools: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
@@ -35,11 +38,21 @@ def tool_specs(tools: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise field_error(param, 'must be {"type": "function", "function": {"name": ...}}')
         name = function["name"]
-        if not name or not is_text(name) or name in specs or name in CHOICES:
-            reason = "is there twice" if name in specs else "cannot be a function's name"
+        if (reason := _fault_of(name, specs)) is not None:
             raise field_error(f"{param}.name", f"{name!r} {reason}")
         specs[name] = _tool(name, function, f"{param}.parameters")
     return tuple(specs.values())
+
+
+def _fault_of(name: str, known: Collection[str]) -> str | None:
+    """Return what is wrong with a function's name, if anything is. known: names before it."""
+    if name in known:
+        return "is there twice"
+    if name in CHOICES:
+        return "cannot be a function's name: tool_choice has another meaning for it"
+    if not _NAME.fullmatch(name) or not is_text(name):
+        return "cannot be a function's name; use letters, digits, underscores, dots and dashes"
+    return None
 
 
 def _tool(name: str, function: Mapping[str, Any], param: str) -> ToolSpec:

@@ -19,6 +19,7 @@ from eyas.dialect.json_text import read_value
 from eyas.dialect.segment import Reading, StreamReader, Writer, ignore
 from eyas.dialect.tools import literal, one_of, parameters
 from eyas.grammar import Concat, FreeText, Json, Literal, Marker, Node, Regex, Repeat
+from eyas.schemas import unspelled, with_children
 
 Schema = dict[str, Any] | bool
 
@@ -47,7 +48,7 @@ class Pairs:
 
     @classmethod
     def of(cls, tool: ToolSpec) -> Pairs:
-        schema = parameters(tool)
+        schema = _with_named_root(unspelled(parameters(tool)))
         definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         resolved = _resolved(schema, definitions)
         resolved = resolved if isinstance(resolved, dict) else {}
@@ -55,9 +56,15 @@ class Pairs:
         properties = resolved.get("properties") or {}
         required = frozenset(resolved.get("required") or ())
         extra = resolved.get("additionalProperties", not properties)
-        missing = dict.fromkeys(
-            sorted(required - set(properties)), True if extra is False else extra
-        )
+        absent = sorted(required - set(properties))
+        if absent and extra is False and tool.strict:
+            raise GrammarError(
+                f"tools: the arguments of {tool.name!r} must have {absent[0]!r}, which they may not "
+                "have; list it in properties, or leave additionalProperties out",
+                "invalid",
+                param="tools",
+            )
+        missing = dict.fromkeys(absent, True if extra is False else extra)
         return cls(
             tool,
             properties | missing,
@@ -72,14 +79,27 @@ class Pairs:
         return _is_string(_resolved(schema, self.definitions))
 
     def grammar(
-        self, key_to: Callable[[Node, bool], Node], close: Marker, *, gap: str = "\n"
+        self,
+        key_to: Callable[[Node, bool], Node],
+        key_ends: Sequence[Marker],
+        close: Marker,
+        *,
+        gap: str = "\n",
     ) -> list[Node]:
         """Return the grammar of all pairs, in order. key_to: extends the node of a key to the beginning
-        of its value; it is told whether that is a string. close: the marker after a value. gap: the
-        text after a pair."""
+        of its value; it is told whether that is a string. key_ends: the markers that may follow a key.
+        close: the marker after a value. gap: the text after a pair. GrammarError for a key in which
+        there is such a marker."""
         parts: list[Node] = []
         after = literal(gap)
         for key, schema in self.properties.items():
+            if any(end.is_text and end.text in key for end in key_ends):
+                raise GrammarError(
+                    f"tools: the parameter {key!r} of {self.tool.name!r} cannot be written in this "
+                    "model's calls; give it another name",
+                    "unsupported",
+                    param="tools",
+                )
             before = key_to(Literal(key), self.is_text(key))
             pair = Concat((before, self._value(schema, close), *after))
             parts.append(pair if key in self.required else Repeat(pair, 0, 1))
@@ -103,7 +123,11 @@ class Pairs:
         _refuse_unknown(self.tool, schema, _KNOWN_OF_STRINGS | _NOTES, "a string argument")
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
         if listed is not None:
-            return Concat((one_of([Literal(text) for text in listed]), close))
+            writable = [text for text in listed if not (close.is_text and close.text in text)]
+            if self.tool.strict and len(writable) < len(listed):
+                raise _unsupported(self.tool, f"a value with {close.text!r}", "a string argument")
+            if writable:
+                return Concat((one_of([Literal(text) for text in writable]), close))
         pattern = _pattern(schema)
         if pattern is None or close.is_text:
             if self.tool.strict and schema.keys() & {"pattern", "minLength", "maxLength"}:
@@ -229,6 +253,27 @@ def _resolved(schema: Schema, definitions: dict[str, Any]) -> Schema:
             return schema
         schema = found
     return schema
+
+
+def _with_named_root(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with a definition of itself in place of references to its root: in a property's
+    own schema "#" would be the property."""
+    definitions = schema.get("$defs", {})
+    name = "root"
+    while name in definitions:
+        name += "_"
+
+    def renamed(part: Any) -> Any:
+        if not isinstance(part, dict):
+            return part
+        part = with_children(part, renamed)
+        return {**part, "$ref": f"#/$defs/{name}"} if part.get("$ref") == "#" else part
+
+    found = renamed(schema)
+    if found == schema:
+        return schema
+    whole = {keyword: value for keyword, value in found.items() if keyword != "$defs"}
+    return {**found, "$defs": {**found.get("$defs", {}), name: whole}}
 
 
 def _refuse_unknown(tool: ToolSpec, schema: Schema, known: set[str], what: str) -> None:

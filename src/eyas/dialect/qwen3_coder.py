@@ -34,7 +34,7 @@ class TaggedCalls(CallsInTags):
 
     def call(self, tool: ToolSpec) -> Node:
         begin = Literal(f"\n{_FUNCTION.text}{tool.name}{_NAME_END.text}")
-        parameters = Pairs.of(tool).grammar(_parameter, _PARAMETER_END)
+        parameters = Pairs.of(tool).grammar(_parameter, (_NAME_END,), _PARAMETER_END)
         return Concat((begin, *parameters, Literal(f"{_FUNCTION_END.text}\n")))
 
     def read_after_begin(

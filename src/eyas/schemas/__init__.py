@@ -15,11 +15,12 @@ from eyas.schemas.name_spelling import unspelled
 from eyas.schemas.pattern_tree import PatternFault
 from eyas.schemas.prepare import PREPARED, prepare
 from eyas.schemas.python_patterns import rust_pattern
-from eyas.schemas.string_rules import ANY_STRING, string_rule, text_rule
+from eyas.schemas.string_rules import ANY_STRING, NO_CHARACTERS, string_rule, text_rule
 from eyas.schemas.xgrammar_ignored import check_ignored
 
 __all__ = [
     "ANY_STRING",
+    "NO_CHARACTERS",
     "NARROW_PATTERNS",
     "PREPARED",
     "PatternFault",

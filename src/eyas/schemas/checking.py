@@ -16,6 +16,7 @@ from eyas.schemas.keywords import (
     BOUNDS,
     COUNTS,
     IN_PLACE,
+    MAX_COUNT,
     ONE_SCHEMA,
     PAIRS,
     SCHEMA_MAPS,
@@ -91,6 +92,7 @@ class _Checker:
     """Checks one schema object, without those below it."""
 
     def __init__(self, context: Context) -> None:
+        self._is_lenient = context.lenient
         self._param = context.param
         self._is_oldest = context.draft == 3
 
@@ -137,8 +139,11 @@ class _Checker:
         for keyword in COUNTS:
             value = schema.get(keyword, 0)
             is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-            if isinstance(value, bool) or not is_whole or not 0 <= value < 2**53:
+            if isinstance(value, bool) or not is_whole or value < 0:
                 raise self._wrong(schema, path, keyword, "a whole number from 0")
+            if keyword.startswith("min") and value > MAX_COUNT and not self._is_lenient:
+                message = f"{shortened(value)} is more than any output has; lower it"
+                raise fail(self._param, under(path, keyword), message, "unsupported")
         for keyword in BOUNDS:
             value = schema.get(keyword, 0)
             if isinstance(value, bool) and keyword.startswith("exclusive"):

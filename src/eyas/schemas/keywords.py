@@ -25,6 +25,8 @@ COUNTS = (
     *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
     *("minContains", "maxContains"),
 )
+MAX_COUNT = 2**31
+"""More than any output has. Upper counts above are left out; backends do not read all of them."""
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 PAIRS = (
     ("minLength", "maxLength"),

@@ -5,8 +5,8 @@ on the side of the range that is nearer to zero: such a bound is written as the 
 digits, included. An excluded bound on the other side is kept; only a text of digits that rounds to
 it, such as 0.99999999999999999999 below 1, is allowed although it is not valid.
 
-Narrowing: the above; bounded numbers have no exponent; a bound beyond 10^18 counts as 10^18; next to
-an excluded zero no number below 10^-60 can be written.
+Narrowing: the above; bounded numbers have no exponent; a bound beyond 10^18 counts as 10^18, and one
+nearer to zero than 10^-60 as 10^-60 where it excludes zero, else as zero.
 Does not know: schemas.
 """
 
@@ -29,17 +29,25 @@ _DIGITS = Context(prec=15, rounding=ROUND_FLOOR)
 
 def least(bound: float, *, excluded: bool, integer: bool) -> dict[str, Any] | None:
     """Return the keyword for a lower bound; None if no number above it can be written."""
+    if -_SMALLEST < bound < 0:
+        bound, excluded = 0, False
     if bound < 0 and excluded and not integer and is_exact(bound):
         return {"exclusiveMinimum": bound}
     low = -_upper(-bound, excluded=excluded, integer=integer)
+    if 0 < low < _SMALLEST:
+        low = _SMALLEST
     return None if low > LARGEST else {"minimum": max(low, -LARGEST)}
 
 
 def most(bound: float, *, excluded: bool, integer: bool) -> dict[str, Any] | None:
     """Return the keyword for an upper bound; None if no number below it can be written."""
+    if 0 < bound < _SMALLEST:
+        bound, excluded = 0, False
     if bound > 0 and excluded and not integer and is_exact(bound):
         return {"exclusiveMaximum": bound}
     high = _upper(bound, excluded=excluded, integer=integer)
+    if -_SMALLEST < high < 0:
+        high = -_SMALLEST
     return None if high < -LARGEST else {"maximum": min(high, LARGEST)}
 
 

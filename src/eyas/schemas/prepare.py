@@ -17,7 +17,7 @@ from eyas.schemas.backend_limits import check_pattern_counts
 from eyas.schemas.checking import check_document
 from eyas.schemas.context import Context
 from eyas.schemas.finite import without_endless
-from eyas.schemas.keywords import draft_of
+from eyas.schemas.keywords import COUNTS, MAX_COUNT, draft_of
 from eyas.schemas.limits import MAX_OUTPUT_DEPTH, check_size, depth_of, fail, read, shortened
 from eyas.schemas.name_spelling import with_one_spelling
 from eyas.schemas.rewrite import Rewriter
@@ -103,10 +103,19 @@ def prepare(schema: dict[str, Any] | bool | str, *, param: str, lenient: bool = 
     return outcome.text
 
 
+def _drop_vast_counts(context: Context) -> None:
+    """Leave out upper counts, which every output keeps to, and lower ones, of lenient schemas alone."""
+    for schema in context.schemas:
+        for keyword in COUNTS:
+            if schema.get(keyword, 0) > MAX_COUNT:
+                del schema[keyword]
+
+
 def _prepared(schema: dict[str, Any] | bool, param: str, lenient: bool) -> str:
     try:
         context = Context(schema, param, draft_of(schema), lenient)
         check_document(context)
+        _drop_vast_counts(context)
         rewritten = Rewriter(context).document(context.root)
         context.check_time()
         rewritten = without_endless(rewritten)

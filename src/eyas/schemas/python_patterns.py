@@ -40,13 +40,15 @@ _EXCLUDED_OF_UNICODE = {
 }
 """Members of negated classes: what is excluded is Python's whole class, in the parser's syntax."""
 _PIECE = re.compile(r"(?P<escape>\\.)|(?P<open>\[\^?\]?)|(?P<close>\])|[^\\\[\]]+", re.DOTALL)
+_IGNORES_CASE = re.compile(r"(?<!\\)(?:\\\\)*\(\?[a-z]*i[a-z]*[-:)]")
 _LEADING_FLAGS = re.compile(r"\(\?[aiLmsux]+\)")
 
 
 def rust_pattern(pattern: re.Pattern[Any], param: str) -> str:
     """Return a pattern in Rust's syntax for the texts that the whole pattern matches.
 
-    Supports the flags IGNORECASE, DOTALL and ASCII. Without ASCII, \\D, \\S and \\W are refused inside
+    Supports the flags IGNORECASE, DOTALL and ASCII, but not the first beside the last: Rust's letters
+    have cases beyond ASCII. Without ASCII, \\D, \\S and \\W are refused inside
     a class: they would allow characters that they exclude in Python. GrammarError names `param`.
     """
     source = pattern.pattern
@@ -66,6 +68,9 @@ def rust_pattern(pattern: re.Pattern[Any], param: str) -> str:
         position = error.position - len(prefix) + shift
         message = f"cannot be kept to: position {position}: {error.message}"
         raise _refused(param, message, error.fault) from None
+    if flags & re.ASCII and _IGNORES_CASE.search(f"{prefix}{source[shift:]}"):
+        message = "has IGNORECASE beside ASCII; leave one of them out, or write [aA]"
+        raise _refused(param, message)
     translated = _translated(source, shift, is_ascii=bool(flags & re.ASCII), param=param)
     return written(_without_edges(read(prefix + translated)))
 

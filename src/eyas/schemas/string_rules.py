@@ -21,7 +21,9 @@ _ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\
 _ANYTHING = Repeat(Chars(charsets.ALL, charsets.written(charsets.ALL)), 0, None)
 
 
-ANY_STRING = '([^\\0-\\x1f\\"\\\\] | ("\\\\" [\\"\\\\bfnrt]))*'
+NO_CHARACTERS = "\\ud800-\\udfff"
+"""In a class: halves of surrogate pairs, which no UTF-8 has; a negated one would let them in."""
+ANY_STRING = f'([^\\0-\\x1f{NO_CHARACTERS}\\"\\\\] | ("\\\\" [\\"\\\\bfnrt]))*'
 """The contents of any string."""
 
 
@@ -98,6 +100,8 @@ def _in_string(ranges: Ranges) -> str:
 
 def _range(bounds: tuple[int, int]) -> str:
     low, high = bounds
+    if low < 0xD800 and high > 0xDFFF:  # no text has the halves of pairs between
+        return _range((low, 0xD7FF)) + _range((0xE000, high))
     return _shown(low) if low == high else f"{_shown(low)}-{_shown(high)}"
 
 

@@ -11,6 +11,7 @@ Does not know: the library itself; its behaviour was measured.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from eyas.core import GrammarError
@@ -27,6 +28,8 @@ _OF_TYPE = {
     "object": ("properties", "additionalProperties", "required"),
 }
 
+_PLAIN_NAME = re.compile(r"[ !#-\[\]-~]*")
+"""Of a property that other properties are told from."""
 _REWRITTEN = " (if, not, oneOf, contains, dependentRequired and others become allOf and anyOf)"
 """The checked schema is a rewritten one, so its author may not know the keywords of the message."""
 
@@ -73,6 +76,11 @@ def _check(schema: Object, path: str) -> None:
         if keyword != "type" and keyword not in enforced:
             raise _ignored(under(path, keyword), keyword)
     _check_strings(schema, path)
+    if schema.get("additionalProperties", True) is not False:
+        for name in schema.get("properties", {}):
+            if not _PLAIN_NAME.fullmatch(name):
+                message = f"the schema of {name!r} where other properties are allowed"
+                raise _ignored(under(path, "properties", name), message)
     for name in schema.get("required", ()):
         if name not in schema.get("properties", {}):
             raise _ignored(under(path, "required"), f"the required {name!r} without a property")
