@@ -17,9 +17,9 @@ from eyas.cli.chat.conversation import Conversation
 from eyas.cli.chat.local import LocalModel
 from eyas.cli.chat.reading import messages
 from eyas.cli.chat.view import ChatView
-from eyas.cli.signals import first_signal
 from eyas.dialect import Event
 from eyas.llm import LLM
+from eyas.signals import first_signal
 from tests.cli.test_commands import eyas
 
 WEATHER = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from transformers import PreTrainedModel
 from eyas import LLM
 from eyas.core import Request, RequestError, SamplingParams
 from eyas.draft import Drafter
+from eyas.engine.startup import memory
 from tests.laws.cases import walk_text
 from tests.laws.drafters import RandomTrees
 from tests.laws.world import Answer, Setting, model_drafter, new_engine, run
@@ -116,10 +116,32 @@ def _continued(model: PreTrainedModel, token_ids: list[int], count: int) -> list
     return found
 
 
-def test_too_few_slots_are_refused_with_the_number_that_is_enough() -> None:
-    with pytest.raises(ValueError, match=r"give at least \d+ \(--num-slots\)") as refused:
-        LLM(drafter="head", draft_nodes=16, num_slots=20)
-    enough = re.search(r"at least (\d+)", str(refused.value))
-    assert enough is not None
-    with LLM(drafter="head", draft_nodes=16, num_slots=int(enough[1])) as llm:
-        assert llm.info.max_model_len == 2
+def test_too_few_slots_are_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"cache\.num_slots: must be at least 16, not 3"):
+        LLM(num_slots=3)
+    with LLM(drafter="head", draft_nodes=16, num_slots=16) as llm:
+        assert llm.info.max_model_len == 14
+    monkeypatch.setattr(memory, "cache_budget", lambda *arguments: 0)
+    with pytest.raises(ValueError, match=r"0 slots hold no useful sequence; give more memory"):
+        LLM(drafter="head", draft_nodes=16)
+
+
+@pytest.mark.parametrize("flights", [0, 1])
+def test_a_small_cache_holds_as_long_answers_with_drafts_as_without(flights: int) -> None:
+    """Where there are no slots for a tree, the root runs alone, also beside other sequences."""
+    prompts = ["Hello", "The capital of France is", "a b c d " * 6]
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
+    found = []
+    for drafter in ("root", "ngram", "head", "auto"):
+        with LLM(drafter=drafter, num_slots=80, flights=flights, device="cpu") as llm:
+            assert llm.info.max_model_len == 78
+            answers = [llm.generate(prompt, params)[0].token_ids for prompt in prompts]
+            assert [each.token_ids for each in llm.generate(prompts, params)] == answers
+            assert llm.engine.metrics.num_failed_steps == 0
+            llm.engine.check()
+            found.append(answers)
+            if drafter == "head":
+                assert llm.engine.stats().num_accepted_tokens > 0
+    assert found == [found[0]] * len(found)
+    lengths = [len(llm.tokenizer.encode_text(prompt)) for prompt in prompts]
+    assert [a + len(b) for a, b in zip(lengths, found[0], strict=True)] == [78] * len(prompts)

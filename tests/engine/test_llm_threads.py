@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -131,3 +133,34 @@ def test_a_forked_process_is_told_to_make_its_own(
             llm.generate("The eagle", GREEDY, output=Regex("[0-9]{2}"))
         llm.close()  # leaves alone what it shares with its parent
     assert llm.generate("The eagle", GREEDY)[0].token_ids == before
+
+
+def test_ctrl_c_interrupts_no_step_and_no_other_thread(llm: LLM) -> None:
+    """It reaches whoever waits for an answer, and the engine goes on with those of others."""
+    long = SamplingParams(temperature=1, seed=1, max_tokens=150, ignore_eos=True)
+    expected = llm.generate("The eagle", long)[0].token_ids
+    answers: list[list[int]] = []
+    worker = threading.Thread(
+        target=lambda: answers.extend(
+            llm.generate("The eagle", long)[0].token_ids for _ in range(4)
+        )
+    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    num_interrupts = 0
+    try:
+        worker.start()
+        while worker.is_alive():
+            timer = threading.Timer(0.03, lambda: os.kill(os.getpid(), signal.SIGINT))
+            try:
+                timer.start()
+                llm.generate(["ping", "pong"], SamplingParams(max_tokens=800, ignore_eos=True))
+                timer.join()
+            except KeyboardInterrupt:
+                num_interrupts += 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert num_interrupts > 1
+    assert answers == [expected] * 4
+    assert llm.engine.metrics.num_failed_steps == 0
+    assert llm.generate("The eagle", long)[0].token_ids == expected
+    assert not llm.engine.has_work()

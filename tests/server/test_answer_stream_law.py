@@ -220,6 +220,36 @@ def test_offsets_of_tokens_are_places_in_the_text() -> None:
     assert written["logprobs"]["text_offset"] == [sum(lengths[:k]) for k in range(len(ids))]
 
 
+@NEEDS_CHECKPOINT
+@pytest.mark.parametrize("num_top", [0, 1, 3])
+def test_the_likeliest_tokens_of_a_text_hold_the_chosen_one(
+    live_api: openai.OpenAI, num_top: int
+) -> None:
+    """Also where it is none of them, as at OpenAI, and those of an echoed prompt."""
+    answer = live_api.completions.create(
+        model="builtin",
+        prompt="The capital of France is",
+        temperature=2,
+        seed=7,
+        logprobs=num_top,
+        max_tokens=20,
+        echo=True,
+        extra_body={"ignore_eos": True},
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.tokens and logprobs.top_logprobs
+    assert logprobs.token_logprobs is not None
+    others = 0
+    for token, logprob, top in zip(
+        logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
+    ):
+        if logprob is not None:
+            assert top[token] == logprob
+            assert num_top <= len(top) <= num_top + 1
+            others += len(top) > num_top
+    assert others > 0
+
+
 THINK = {"enable_thinking": True}
 QUESTION = [{"role": "user", "content": "Who are you?"}]
 

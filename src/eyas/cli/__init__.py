@@ -24,6 +24,7 @@ app = typer.Typer(
     name="eyas",
     help="An LLM inference engine built around draft trees: speculation never changes the output.",
     rich_markup_mode="rich",
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
 )
 app.command("chat")(chat.chat)

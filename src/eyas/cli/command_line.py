@@ -95,7 +95,7 @@ class CommandLineParser:
                 *options,
             ]
         for given in options:
-            if given.parameter is not None or not given.option or given.option in self._own:
+            if given.option not in ACCEPTED and given.option not in REFUSED:
                 line.arguments += given.arguments
                 name = given.option[2:].replace("-", "_")
                 line.has_peer_options |= name in (*SETTING, *SPECULATIVE, "speculative_config")

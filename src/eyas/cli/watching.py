@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from eyas.cli.signals import first_signal
+from eyas.signals import first_signal
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -3,7 +3,8 @@
 Promises: there are no prefill and decode phases. A sequence has context positions to store and a root
 to extend, and a step takes some of both. Older sequences come first; seats (rows of the sequence table)
 go to the client that holds fewest. When slots run out, the youngest sequence is preempted and
-recomputed later, so the oldest always finishes; of several ranks with slots of their own, each for
+recomputed later, so the oldest always finishes; where slots for its tree are still missing, it runs
+without one; of several ranks with slots of their own, each for
 itself. Lengths that a step in flight may still change are
 planned from upper bounds, and slots become free only when no flight can write to them.
 Does not know: models, how trees are grown, what tokens mean.
@@ -84,13 +85,27 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
+        self._is_cramped = False
 
     def add(self, sequence: Sequence) -> None:
         """Let a new sequence wait for a seat."""
         self.waiting.add(sequence)
 
     def next(self) -> StepPlan | None:
-        """Plan a step and reserve its slots. Returns None if nothing can run before a flight lands."""
+        """Plan a step and reserve its slots. Returns None if nothing can run before a flight lands.
+
+        Where slots do not suffice for a tree, and no flight will give any back, roots run alone: how
+        long a sequence gets does not depend on what drafts.
+        """
+        plan = self._plan(most_nodes=1 if self._is_cramped else self.table.max_width)
+        if not plan.spans and not any(sequence.num_in_flight for sequence in self.running):
+            plan = self._plan(most_nodes=1)
+        if self.cache.windows is not None:
+            self.table.write_window_slots(*self.cache.windows.take_changes())
+        return plan if plan.spans else None
+
+    def _plan(self, most_nodes: int) -> StepPlan:
+        """Plan a step with trees of up to `most_nodes` nodes."""
         stepping: list[Sequence] = []
         storing: list[Sequence] = []
         for sequence in self.running:
@@ -101,21 +116,21 @@ class Scheduler:
         most_rows = self.max_batch_tokens
         if stepping:
             most_rows = self.step_time.most_rows(most_rows)
-        plan = StepPlan(self._shape(stepping, storing, most_rows))
+        plan = StepPlan(self._shape(stepping, storing, most_rows, most_nodes))
         budget, starved = self._add_running(plan, stepping, storing, most_rows)
         self._add_waiting(plan, budget, starved)
-        if self.cache.windows is not None:
-            self.table.write_window_slots(*self.cache.windows.take_changes())
-        return plan if plan.spans else None
+        in_flight = {_rank(sequence) for sequence in self.running if sequence.num_in_flight}
+        self._is_cramped = not in_flight.issuperset(starved)
+        return plan
 
     def _shape(
-        self, stepping: list[Sequence], storing: list[Sequence], most_rows: int
+        self, stepping: list[Sequence], storing: list[Sequence], most_rows: int, most_nodes: int
     ) -> TreeShape:
         """Return the preferred tree shape of the sequences that decode, cut to the rows of a step and
         to the nodes that their requests allow.
 
         storing: sequences with prompt chunks to store. If there are any, or if sequences wait, trees
-        get three quarters of the step's rows. most_rows: of the step.
+        get three quarters of the step's rows. most_rows: of the step. most_nodes: of a tree.
         """
         num_stepping = len(stepping)
         num_constrained = sum(s.automaton is not None for s in self.running)
@@ -130,7 +145,7 @@ class Scheduler:
         num_rows = self.max_batch_tokens
         if storing or self.waiting:
             num_rows = num_rows * 3 // 4
-        width = min(self.table.max_width, num_rows // max(1, num_stepping))
+        width = min(most_nodes, num_rows // max(1, num_stepping))
         limits = [sequence.request.max_draft_nodes for sequence in stepping]
         if limits and None not in limits:
             width = min(width, max(limit for limit in limits if limit is not None))

@@ -1,8 +1,8 @@
 """An engine that several threads of a process step in turns.
 
 Promises: the deltas of a request reach whoever opened it, whichever thread stepped the engine. A thread
-that steps again and again lets those that wait go first. A forked process and a closed engine are
-refused.
+that steps again and again lets those that wait go first. Ctrl-C interrupts no step. A forked process
+and a closed engine are refused.
 Does not know: prompts, what answers are used for.
 """
 
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from eyas.core import Delta, Request
 from eyas.engine.engine import Engine
 from eyas.runner.device import selected
+from eyas.signals import interrupts_held_back
 
 
 class SharedEngine:
@@ -91,18 +92,19 @@ class SharedEngine:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Give the engine to one thread at a time. A thread that steps it again and again lets those
-        that wait go first: they hold `_next_turn` while they wait. Raises ValueError if the engine
-        cannot be used."""
+        that wait go first: they hold `_next_turn` while they wait. Ctrl-C waits for the end of the
+        turn, so that no step is left in its middle. Raises ValueError if the engine cannot be used."""
         self._require_usable()
-        with self._next_turn:
-            self._engine_lock.acquire()
-        try:
-            self._require_usable()
-            with selected(self.engine.table.device):
-                yield
-        finally:
-            self._engine_lock.release()
-            self._end_left()
+        with interrupts_held_back():
+            with self._next_turn:
+                self._engine_lock.acquire()
+            try:
+                self._require_usable()
+                with selected(self.engine.table.device):
+                    yield
+            finally:
+                self._engine_lock.release()
+                self._end_left()
 
     def _end_left(self) -> None:
         """End the requests that nobody reads any more; while a thread has the engine, it does this when

@@ -222,6 +222,8 @@ class _LogprobWriter:
                 pairs: dict[str, float] = {}
                 for token, logprob in entry.top:  # the most likely first
                     pairs.setdefault(_shown(tokenizer, token), finite(logprob))
+                # The token itself is always there, as at OpenAI, and no other that is shown like it.
+                pairs[lists["tokens"][-1]] = finite(entry.logprob)
                 lists["top_logprobs"].append(to_raw_json(pairs))
         return dict(lists)
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from eyas.cli.chat.conversation import Constraint, Question, StepTree, TreeNode, Turn
-from eyas.cli.signals import first_signal
 from eyas.core import Delta, Request, TreeRecord
 from eyas.dialect import Event, Wanted, tool_specs
 from eyas.grammar import OutputSpec
 from eyas.llm import LLM
+from eyas.signals import first_signal
 from eyas.text import Tokenizer
 from eyas.typed import typed
 

@@ -41,6 +41,9 @@ from eyas.runner.sequence_share import SequenceRanks
 
 log = logging.getLogger(__name__)
 
+ROOT_SLOTS = 2
+"""Of a sequence, for the roots of two steps in flight. Trees have slots where there are some: the
+longest sequence is as long without drafts as with them."""
 SNAPSHOT_BYTES = 2 << 30
 """Most memory for snapshots of states."""
 
@@ -100,7 +103,7 @@ def size_engine(
     if ranks is not None:
         num_slots = ranks.leader.agree_on_slots(num_slots, in_windows, in_steps + states)
         in_windows = min(in_windows, num_slots)
-        max_length = min(max_length, num_slots - 2 * width)
+        max_length = min(max_length, num_slots - ROOT_SLOTS)
     return EngineSizes(
         limits,
         spec,
@@ -274,14 +277,12 @@ def size_cache(
             reason = "all that the sequences of a step can use"
     if config.parallel.divides_sequences:
         reason += f"; on each of {config.parallel.num_ranks} ranks"
-    longest = min(max_length, num_slots - 2 * width)
+    longest = min(max_length, num_slots - ROOT_SLOTS)
     if longest < 2:
-        remedy = "more memory (--memory-fraction), a smaller --max-num-seqs"
-        if config.cache.num_slots is not None:
-            remedy = f"at least {2 * width + 2} (--num-slots)"
         raise ValueError(
-            f"cache.num_slots: {max(0, num_slots)} slots hold no useful sequence; give {remedy}, or "
-            "smaller drafts (--draft-nodes, --draft-steps, --draft-topk)"
+            f"cache.num_slots: {max(0, num_slots)} slots hold no useful sequence; give more memory "
+            "(--memory-fraction), a smaller --max-num-seqs, or smaller drafts (--draft-nodes, "
+            "--draft-steps, --draft-topk)"
         )
     if longest < max_length:
         log.warning("the cache has %d slots: the context is limited to %d", num_slots, longest)

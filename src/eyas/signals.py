@@ -1,5 +1,7 @@
 """Handle the first of some signals, and leave the next one to its usual effect.
 
+Promises: nothing is changed outside of the main thread.
+
 Does not know: what is done about them.
 """
 
@@ -19,7 +21,8 @@ def first_signal(numbers: Sequence[int], handle: Callable[[int], None]) -> Itera
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: signal.getsignal(number) for number in numbers}
+    found = ((number, signal.getsignal(number)) for number in numbers)
+    handlers = {number: handler for number, handler in found if handler is not None}  # Python's own
 
     def restore() -> None:
         for number, handler in handlers.items():
@@ -35,3 +38,13 @@ def first_signal(numbers: Sequence[int], handle: Callable[[int], None]) -> Itera
         yield
     finally:
         restore()
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Let Ctrl-C have its effect when the block ends. A second one has it at once."""
+    found: list[int] = []
+    with first_signal((signal.SIGINT,), found.append):
+        yield
+    if found:
+        signal.raise_signal(signal.SIGINT)
