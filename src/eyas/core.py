@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
+from numbers import Real
 from typing import Any, Literal, cast
 
 import msgspec
@@ -127,12 +128,18 @@ def is_text(text: str) -> bool:
     return True
 
 
+_REAL_FIELDS = (
+    *("temperature", "top_p", "min_p", "repetition_penalty"),
+    *("frequency_penalty", "presence_penalty"),
+)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the next token is chosen and when the text ends. Every field works with every drafter.
 
     temperature: 0 is greedy.
-    top_k: 0 is off. top_p, min_p: 1 and 0 are off; each filter renormalises what the one before it
-    left.
+    top_k: 0 is off, and so is -1. top_p, min_p: 1 and 0 are off; each filter renormalises what the one
+    before it left.
     repetition_penalty: counts tokens of prompt and output; frequency_penalty and presence_penalty
     count those of the output. 1, 0 and 0 are off.
     logit_bias: by token id.
@@ -142,6 +149,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     context, and the answer ends with "length". 0 generates no token, for prompt_logprobs alone; the
     prompt may then fill the whole context.
     min_tokens: end-of-sequence and stop tokens are not chosen before so many tokens.
+    stop: texts that end the output, one or several.
     logprobs, prompt_logprobs: None is off; N returns the log-probabilities of the token and of the
     N most likely tokens, from raw logits (before bias).
     """
@@ -167,7 +175,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        self._take_numbers_of_libraries()
+        self._take_other_forms()
         for name, low, high in (
             ("temperature", 0.0, 100.0),
             ("top_p", 0.0, 1.0),
@@ -176,7 +184,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ("presence_penalty", -100.0, 100.0),
         ):
             value = getattr(self, name)
-            good = isinstance(value, (int, float)) and low <= value <= high
+            good = isinstance(value, (int, float)) and type(value) is not bool
+            good = good and low <= value <= high
             _check(good, name, f"must be a number between {low:g} and {high:g}, not {value!r}")
         _check(self.temperature == 0 or self.temperature >= 1e-3, "temperature", "is 0 or >= 0.001")
         _check(self.top_p > 0, "top_p", "must be above 0; 1 is off")
@@ -191,7 +200,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ):
             value = getattr(self, name)
             good = type(value) is int and low <= value <= high
-            _check(good, name, f"must be a whole number between {low} and {high}, not {value!r}")
+            off = "; 0 is off" if name == "top_k" else ""
+            needed = f"must be a whole number between {low} and {high}, not {value!r}{off}"
+            _check(good, name, needed)
         for name, low, high in (
             ("seed", -(2**63), 2**64 - 1),
             ("max_tokens", 0, 2**31 - 1),
@@ -232,9 +243,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             f"maps at most {MAX_LOGIT_BIAS_ENTRIES} token ids to numbers between -100 and 100",
         )
 
-    def _take_numbers_of_libraries(self) -> None:
-        """Replace whole numbers and arrays of NumPy and torch by Python's."""
+    def _take_other_forms(self) -> None:
+        """Replace numbers and arrays of NumPy and torch by Python's, one text of `stop` by a list, and
+        the -1 with which other engines switch `top_k` off."""
         force = msgspec.structs.force_setattr
+        if isinstance(self.stop, str):
+            force(self, "stop", (self.stop,))
+        if self.top_k == -1:
+            force(self, "top_k", 0)
+        for name in _REAL_FIELDS:
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) and isinstance(value, Real):
+                force(self, name, float(value))
         for name in (
             "top_k",
             "n",

@@ -182,7 +182,9 @@ def test_a_long_answer_keeps_little_text_and_still_finds_its_stop() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"stop": "END"},
+        {"stop": 3},
+        {"top_k": -2},
+        {"temperature": True},
         {"temperature": 10**400},
         {"top_p": float("nan")},
         {"logit_bias": {3: 10**400}},
@@ -195,6 +197,12 @@ def test_parameters_of_a_wrong_kind_are_refused_by_name(values: dict[str, object
     with pytest.raises(RequestError) as refused:
         SamplingParams(**values)  # type: ignore[arg-type]
     assert refused.value.param == next(iter(values))
+
+
+def test_parameters_have_the_forms_of_other_engines_and_libraries() -> None:
+    params = SamplingParams(stop="END", top_k=-1, temperature=np.float32(0.5), top_p=np.float64(1))  # type: ignore[arg-type]
+    assert params == SamplingParams(stop=("END",), top_k=0, temperature=0.5)
+    assert type(params.temperature) is float
 
 
 def test_a_stream_that_nobody_reads_ends_when_it_is_dropped() -> None:

@@ -523,6 +523,13 @@ def test_a_truncated_file_is_named(kept: float, copy: Path) -> None:
         load_model(copy)
 
 
+def test_a_reference_of_git_lfs_is_told_from_weights(copy: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (copy / "model.safetensors").write_text(pointer)
+    with pytest.raises(ValueError, match=r"model\.safetensors holds no weights.*run git lfs pull"):
+        load_model(copy)
+
+
 def test_a_damaged_header_is_named(copy: Path) -> None:
     file = copy / "model.safetensors"
     content = bytearray(file.read_bytes())

@@ -41,6 +41,7 @@ def test_tools_that_are_allowed_are_all_that_can_be_called(
     "fields",
     [
         {"verbosity": "medium"},
+        {"verbosity": "high"},
         {"prediction": {"type": "content", "content": "Paris"}},
         {"prediction": {"type": "content", "content": [{"type": "text", "text": "Paris"}]}},
     ],

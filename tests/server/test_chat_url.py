@@ -36,6 +36,8 @@ def test_another_server_is_asked_for_what_openai_defines(monkeypatch: pytest.Mon
     def respond(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "m", "owned_by": "vllm"}]})
+        if request.url.path == "/models":
+            return httpx.Response(404, text="there is no such page")
         bodies.append(json.loads(request.content))
         chunks = [
             {"choices": [{"delta": {"role": "assistant", "reasoning": "Hm."}}]},
@@ -49,7 +51,9 @@ def test_another_server_is_asked_for_what_openai_defines(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         httpx, "Client", lambda **given: client(transport=httpx.MockTransport(respond), **given)
     )
-    model, turn = RemoteModel("http://host/v1", None, None, {}), Turn()
+    assert RemoteModel("http://host/v1", None, None, {}).description == "m at http://host/v1"
+    model, turn = RemoteModel("http://host", None, None, {}), Turn()  # finds /v1 by itself
+    assert model.description == "m at http://host/v1"
     question = Question([{"role": "user", "content": "?"}], [], JsonSchema(SEVEN), {"seed": 1})
     events = [(event.kind, event.text) for event in model.answer(question, turn)]
     assert events == [("reasoning", "Hm."), ("content", "Yes.")]

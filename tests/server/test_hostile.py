@@ -202,7 +202,7 @@ CHAT_FIELDS: dict[str, list[Any]] = {
     "stream_reasoning": ["x", 1],
     "logprobs": [1, "true", 5],
     "top_logprobs": [1, -1, 21, "x"],
-    "verbosity": ["high", 5],
+    "verbosity": ["much", 5],
     "prediction": ["x", {"type": "content"}, {"type": "x", "content": "x"}],
     "max_completion_tokens": [0, -1, "x"],
     "chat_template_kwargs": [

@@ -208,7 +208,7 @@ def test_an_unknown_field_that_is_null_says_nothing(api: openai.OpenAI, fake: Fa
     nothing = {"audio": None, "verbosity": None, "functions": None, "whatever": None}
     api.chat.completions.create(model="tiny", messages=USER, extra_body=nothing)
     with pytest.raises(openai.BadRequestError) as refused:
-        api.chat.completions.create(model="tiny", messages=USER, verbosity="low")
+        api.chat.completions.create(model="tiny", messages=USER, extra_body={"verbosity": "much"})
     assert refused.value.param == "verbosity"
 
 

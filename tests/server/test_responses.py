@@ -353,7 +353,7 @@ for _ in range(200):
             "text.format.schema",
             None,
         ),
-        ({"text": {"verbosity": "high"}}, "text.verbosity", '"high"'),
+        ({"text": {"verbosity": "much"}}, "text.verbosity", '"much"'),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort", '"much"'),
         ({"background": True}, "background", "true"),
         ({"conversation": "conv_1"}, "conversation", '"conv_1"'),

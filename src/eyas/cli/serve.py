@@ -98,7 +98,6 @@ def serve(
     from eyas.dialect import check_parsers
     from eyas.server.options import traces_endpoint
     from eyas.server.process.launch import serve as run_server
-    from eyas.text.template import template_text
 
     parsed: ParsedLine = context.meta[META]
     translation = translate_options(vars(peers), chosen.model, given_names(context))
@@ -130,7 +129,7 @@ def serve(
     )
     template = None
     if chat_template is not None:
-        template = collect_error(lambda: template_text(chat_template))
+        template = collect_error(lambda: _template(chat_template))
     collector = server.otlp_traces_endpoint
     endpoint = None
     if collector is not None:
@@ -167,6 +166,19 @@ def serve(
     else:
         status = run_server(engine, server_options, with_option_name)
     raise typer.Exit(status)
+
+
+def _template(given: str) -> str:
+    """Return the text of a template. ValueError if it cannot be read or compiled."""
+    from eyas.text.renderers import BoundedTemplate
+    from eyas.text.template import template_text
+
+    text = template_text(given)
+    try:
+        BoundedTemplate(text)
+    except ValueError as error:
+        raise ValueError(f"chat_template: {error}") from error
+    return text
 
 
 def torchrun_settings(environment: Mapping[str, str], num_ranks: int) -> dict[str, int]:

@@ -454,6 +454,9 @@ class LLM:
         value. OutputIncomplete is raised if the answer is not complete.
         """
         type_ = None if output is None else typed(output)
+        if isinstance(prompt, (list, tuple)) and any(isinstance(part, str) for part in prompt):
+            message = "prompt: is one text or its token ids; stream each text by itself"
+            raise RequestError(message, param="prompt")
         return self._stream(self._encoded(prompt, type_, "prompt"), params, type_)
 
     @overload

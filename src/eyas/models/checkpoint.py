@@ -197,6 +197,10 @@ def _files(directory: Path, opens_pickles: bool) -> dict[Path, set[str] | None]:
     raise ValueError(f"{directory} {found}")
 
 
+_LFS_POINTER = b"version https://git-lfs"
+"""How a file begins that Git has left as a reference to a large one."""
+
+
 class _SafetensorsReader:
     """A context manager around `safe_open` whose errors name the file."""
 
@@ -213,6 +217,10 @@ class _SafetensorsReader:
             self._reader = safe_open(self._file, framework="pt", device="cpu")
             return self._reader.__enter__()
         except (SafetensorError, OSError, ValueError) as error:
+            with self._file.open("rb") as file:
+                if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                    message = "holds no weights, but Git LFS's reference to them; run git lfs pull"
+                    raise ValueError(f"{self._file} {message}") from error
             raise ValueError(
                 f"{self._file} is truncated or damaged ({error}); download it again"
             ) from error

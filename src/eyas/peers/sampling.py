@@ -76,8 +76,6 @@ def fields_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
             raise RequestError(f"{name}: is given under two names; give one of them", param=name)
         if value is not None:
             fields[ours] = value
-    if fields.get("top_k") == -1:
-        fields["top_k"] = 0
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)
     for name in ("stop", "stop_token_ids"):

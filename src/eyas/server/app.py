@@ -22,7 +22,7 @@ from eyas.server.answering import answer_route
 from eyas.server.http.codes import Code
 from eyas.server.http.errors import ApiError
 from eyas.server.http.middleware import MESSAGES_ROUTE, ServerMiddleware, refusal
-from eyas.server.http.missing_routes import no_such_route
+from eyas.server.http.missing_routes import no_such_route, not_supported
 from eyas.server.http.sse import ClientDisconnected
 from eyas.server.info_routes import InfoRoutes
 from eyas.server.messages.conversion import field_name as field_of_message
@@ -136,7 +136,8 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
         failure = no_such_route(http.method, http.url.path)
     else:
         message = f"this route does not take {http.method[:20]}"
-        failure = ApiError(Code.METHOD_NOT_ALLOWED, message)
+        refused = ApiError(Code.METHOD_NOT_ALLOWED, message)
+        failure = not_supported(http.url.path) or refused
     response = refusal(http.scope, failure)
     response.headers.update(error.headers or {})
     return response

@@ -47,7 +47,7 @@ def completion_requests(
     check_alternatives(body, processor.max_top_logprobs, "logprobs", "prompt_logprobs")
     if body.max_tokens == 0 and not body.echo:
         raise field_error("max_tokens", "0 is for echo: true only")
-    refuse_fields(body, {"suffix": "is not supported"})
+    refuse_fields(body, {"suffix": "is not supported; put what follows into the prompt"})
     if body.echo and body.stream and body.logprobs is not None:
         raise field_error("echo", "with logprobs is not for stream: true")
     prompts = prompts_in(body.prompt, "prompt", body.n or 1)

@@ -40,24 +40,37 @@ FORMS = frozenset(
 """The tags of the members of unions. pydantic includes them in the location of an error."""
 
 
+OFF = (False, "", [], {})
+"""Values that switch a feature off; 0 is equal to the first."""
+
+
 class StrictModel(BaseModel):
-    """An object with strict types. An unknown field is an error unless it is null."""
+    """An object with strict types. An unknown field is an error unless it is null, or has one of its
+    values in `neutral`: what clients of other servers send for nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     known_names: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         cls.known_names = frozenset(field.alias or name for name, field in cls.model_fields.items())
 
+    @classmethod
+    def asks_for(cls, value: Mapping[str, Any], name: str) -> bool:
+        """Whether an unknown field of an object has a value with which it asks for something."""
+        given = value.get(name)
+        return given is not None and given not in cls.neutral.get(name, ())
+
     @model_validator(mode="before")
     @classmethod
     def _with_one_unknown_field(cls, value: Any) -> Any:
-        """Drop all unknown fields but the first one that is not null: a client may send a million."""
+        """Drop all unknown fields but the first one that asks for something: a client may send a
+        million."""
         if not isinstance(value, dict) or value.keys() <= cls.known_names:
             return value
         known = {name: item for name, item in value.items() if name in cls.known_names}
-        unknown = (name for name in value if name not in known and value[name] is not None)
+        unknown = (name for name in value if name not in known and cls.asks_for(value, name))
         return known | {name: value[name] for name in islice(unknown, 1)}
 
 

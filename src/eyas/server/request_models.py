@@ -6,7 +6,8 @@ OpenAI's API that have no effect here are accepted by name. Does not know: promp
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Tag, ValidationError
 
@@ -14,6 +15,7 @@ from eyas.core import MAX_CHOICES, MAX_LOGIT_BIAS_ENTRIES, MAX_LOGPROBS, MAX_STO
 from eyas.server.fields import (
     MAX_NAME_CHARS,
     MAX_PROMPT_TOKENS,
+    OFF,
     Choices,
     Count,
     Grammar,
@@ -131,9 +133,24 @@ class SamplingFields(ConstraintFields):
     spaces_between_special_tokens: Literal[True] | None = None
 
 
+_SWITCHES = (
+    *("return_hidden_states", "return_routed_experts", "return_bytes", "return_entropy"),
+    *("return_cached_tokens_details", "return_prompt_token_ids", "background", "documents"),
+    *("logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs"),
+    *("mm_processor_kwargs", "image_data", "audio_data", "video_data", "modalities"),
+    *("lora_path", "lora_request", "bad_words", "bad_words_ids", "stop_regex"),
+    "priority",
+)
+"""Fields of SGLang and vLLM for what is not served here, which their clients also send switched off."""
+
+
 class AnswerFields(StrictModel):
     """The fields that the bodies of all routes that answer have."""
 
+    neutral: ClassVar[Mapping[str, Sequence[Any]]] = {
+        **dict.fromkeys(_SWITCHES, OFF),
+        "log_metrics": (True, False),
+    }
     model: Name | None = None
     stream: bool | None = None
     stream_granularity: StreamGranularity | None = None
@@ -235,6 +252,8 @@ Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_leng
 
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/\-]{1,256}$")]
+Verbosity = Literal["low", "medium", "high"]
+"""OpenAI's, which its own models read. It has no effect here: a prompt can ask for as much."""
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -317,6 +336,7 @@ class ConversationFields(StrictModel):
 
 
 class ChatBody(CompletionFields, ConversationFields):
+    neutral: ClassVar = {**AnswerFields.neutral, "echo": OFF, "add_special_tokens": OFF}
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
@@ -332,12 +352,13 @@ class ChatBody(CompletionFields, ConversationFields):
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
     stream_reasoning: bool | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
     prediction: Prediction | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
 
 class CompletionBody(CompletionFields):
+    neutral: ClassVar = {**AnswerFields.neutral, "add_special_tokens": (True,)}
     prompt: Prompt
     logprobs: Annotated[
         Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, _null_if_equal(False)
@@ -349,6 +370,10 @@ class CompletionBody(CompletionFields):
 class GenerateParams(SamplingFields):
     """The sampling_params of /generate, with SGLang's names."""
 
+    neutral: ClassVar[Mapping[str, Sequence[Any]]] = {
+        "stop_regex": OFF,
+        "stream_interval": (1,),
+    }
     max_new_tokens: Count | None = None
     min_new_tokens: Count | None = None
     sampling_seed: Seed | None = None

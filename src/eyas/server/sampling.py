@@ -26,7 +26,7 @@ def refuse_unsupported(body: CompletionFields) -> None:
             "is not supported; leave it out, and ask for n answers",
             code="unsupported_parameter",
         )
-    refuse_fields(body, {"use_beam_search": "is not supported"})
+    refuse_fields(body, {"use_beam_search": "is not supported; send n for several choices"})
     if body.stream_options is not None and not body.stream:
         raise field_error("stream_options", "is for stream: true only")
     if includes_usage_so_far(body) and not includes_usage(body):
@@ -96,8 +96,6 @@ def sampling_params(
         )
         if (value := getattr(body, name)) is not None
     }
-    if fields.get("top_k") == -1:
-        fields["top_k"] = 0
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return SamplingParams(
         **(dict(defaults) | fields),

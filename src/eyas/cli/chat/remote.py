@@ -38,6 +38,10 @@ class RemoteModel:
                 base_url=url.rstrip("/") + "/", headers=headers, timeout=TIMEOUT
             )
             response = self._client.get("models")
+            if response.status_code == 404 and not url.rstrip("/").endswith("/v1"):
+                url = url.rstrip("/") + "/v1"
+                self._client.base_url = httpx.URL(url + "/")
+                response = self._client.get("models")
         except (httpx.HTTPError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise ValueError(f"--url: cannot reach {url} ({error})") from error
         cards = _object(response).get("data")

@@ -22,7 +22,7 @@ from eyas.server.http.errors import ApiError
 from eyas.server.http.excerpts import excerpt_at
 from eyas.server.http.json_text import JsonPath, json_object, path_text
 from eyas.server.http.thread_pool import FairThreadPool
-from eyas.server.http.unsupported import UNSUPPORTED
+from eyas.server.http.unsupported import OTHER_NAMES, UNSUPPORTED
 
 Body = TypeVar("Body", bound=StrictModel)
 
@@ -175,7 +175,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     """Return the body as a model of type `kind`. ApiError 400 names the field and the problem."""
     value = json_object(body, is_plain_text=_is_plain_text)
     for name, unsupported in UNSUPPORTED.items():
-        if value.get(name) is not None and name not in kind.known_names:
+        if name not in kind.known_names and kind.asks_for(value, name):
             raise ApiError(
                 Code.UNSUPPORTED_PARAMETER,
                 f"{name}: {unsupported.message(kind.known_names)}",
@@ -205,8 +205,13 @@ def _field_error(error: ValidationError, body: dict[str, Any], kind: type[Strict
     excerpt = excerpt_at(body, path)
     if first["type"] == "extra_forbidden":
         names = sorted(kind.known_names)
-        near = get_close_matches(str(first["loc"][-1])[:MAX_NAME_CHARS].lower(), names, n=1)
+        near = get_close_matches(
+            str(first["loc"][-1])[:MAX_NAME_CHARS].lower(), names, n=1, cutoff=0.7
+        )
+        name = str(first["loc"][-1])
         remedy = f"did you mean {near[0]}?" if near and len(first["loc"]) == 1 else "leave it out"
+        if first["loc"][0] == "sampling_params" and name in OTHER_NAMES:
+            remedy = f"send {OTHER_NAMES[name]}"
         message = f"{path}: is not a field of this request; {remedy}"
         return ApiError(Code.UNKNOWN_PARAMETER, message, param=path, excerpt=excerpt)
     if first["type"] == "missing":

@@ -99,6 +99,13 @@ UNSUPPORTED = {
         ("prompt_embeds", "input_embeds", "return_hidden_states"),
         Unsupported("requests and answers are texts and token ids"),
     ),
+    "stop_regex": Unsupported(
+        "is not supported", {"stop": "send stop", "sampling_params": f"{_IN_SAMPLING} stop"}
+    ),
+    "add_special_tokens": Unsupported(
+        "the special tokens of a prompt are those of the tokenizer and the template",
+        otherwise="leave it out, or send token ids",
+    ),
     "web_search_options": Unsupported(
         "the server calls no tools", {"tools": "send tools, and their results as messages"}
     ),
@@ -128,3 +135,9 @@ UNSUPPORTED = {
         },
     ),
 }
+OTHER_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+}
+"""Fields of OpenAI's and vLLM's that have another name in SGLang's sampling_params."""

@@ -170,6 +170,7 @@ def _settings(body: ResponseBody) -> dict[str, Any]:
     effort = body.reasoning.effort if body.reasoning else None
     choice = body.tool_choice
     text = {"type": "text"} if text_format is None else _dumped(text_format)
+    verbosity = (body.text and body.text.verbosity) or "medium"
     return {
         "background": False,
         "instructions": to_raw_json(body.instructions),
@@ -182,7 +183,7 @@ def _settings(body: ResponseBody) -> dict[str, Any]:
         "reasoning": {"effort": effort, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "text": to_raw_json({"format": text, "verbosity": "medium"}),
+        "text": to_raw_json({"format": text, "verbosity": verbosity}),
         "tool_choice": _choice(choice),
         "tools": to_raw_json([_tool(tool) for tool in body.tools or ()]),
         "top_logprobs": body.top_logprobs or 0,

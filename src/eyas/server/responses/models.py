@@ -31,6 +31,7 @@ from eyas.server.request_models import (
     FunctionName,
     RefusalPart,
     SamplingFields,
+    Verbosity,
 )
 
 MAX_METADATA = 16
@@ -230,7 +231,7 @@ class TextFormat(StrictModel):
 
 class TextSettings(StrictModel):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningSettings(StrictModel):
