@@ -220,10 +220,25 @@ def test_a_chat_template_is_a_file_or_a_text(line: Line, tmp_path: Path) -> None
     for given in (text, str(tmp_path / "chat.jinja")):
         assert line("--chat-template", given).options.chat_template == text
     (tmp_path / "empty").write_text(" \n")
-    for given, words in (("chatml", "templates have no names"), (str(tmp_path / "empty"), "empty")):
+    for given, words in (
+        ("chatml", "templates have no names"),
+        (str(tmp_path / "empty"), "empty"),
+        ("{% if %}", "cannot be compiled"),
+    ):
         found = line("--chat-template", given)
         assert found.errors[0].startswith("error: --chat-template: ")
         assert words in found.errors[0]
+
+
+def test_variables_of_the_template_are_a_json_object(line: Line) -> None:
+    found = line("--default-chat-template-kwargs", '{"enable_thinking": false}')
+    assert found.options.default_chat_template_kwargs == {"enable_thinking": False}
+    assert line().options.default_chat_template_kwargs == {}
+    for wrong in ("[]", "{", "enable_thinking=false", "[" * 10_000):
+        found = line("--default-chat-template-kwargs", wrong)
+        assert found.errors[0].startswith(
+            "error: --default-chat-template-kwargs: takes a JSON object"
+        )
 
 
 def test_a_server_gets_what_it_is_told(line: Line) -> None:

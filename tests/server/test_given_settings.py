@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from eyas.config import EngineConfig
 from eyas.server.options import ServerOptions
+from eyas.server.service import Service
 from eyas.server.text_processor import TextProcessor
 from tests.server.engine_info import engine_info
 from tests.server.fakes import FakeClient, LiveServer, live_server
@@ -34,6 +37,35 @@ def test_the_given_template_is_rendered(chosen: tuple[LiveServer, FakeClient]) -
     client = chosen[1]
     prompt = client.tokenizer.decode(client.requests[-1].prompt_token_ids, skip_special=False)
     assert prompt == "[user] Hi\n"
+
+
+SWITCH = "{{ mood }}/{{ enable_thinking }}: {{ messages[0].content }}"
+
+
+def test_variables_of_the_template_have_the_servers_defaults(directory: Path) -> None:
+    """A request's own values take precedence, and so does its reasoning effort."""
+    client = FakeClient(directory)
+    given = {"mood": "calm", "enable_thinking": True}
+    with live_server(client, chat_template=SWITCH, default_chat_template_kwargs=given) as server:
+        for fields, expected in (
+            ({}, "calm/True"),
+            ({"chat_template_kwargs": {"mood": "sad"}}, "sad/True"),
+            ({"chat_template_kwargs": {"enable_thinking": False}}, "calm/False"),
+            ({"reasoning_effort": "none"}, "calm/False"),
+        ):
+            url = f"{server.url}/v1/chat/completions"
+            assert httpx.post(url, json={**CHAT, **fields}, timeout=60).status_code == 200
+            prompt = client.requests[-1].prompt_token_ids
+            assert client.tokenizer.decode(prompt, skip_special=False) == f"{expected}: Hi"
+
+
+def test_a_variable_that_the_template_does_not_read_is_refused_at_the_start(
+    directory: Path,
+) -> None:
+    options = ServerOptions(chat_template=SWITCH, default_chat_template_kwargs={"mod": 1})
+    service = Service(EngineConfig(), options, FakeClient(directory))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"default_chat_template_kwargs\.mod: is nothing that"):
+        asyncio.run(service.load_text_processor())
 
 
 def test_a_template_that_cannot_be_compiled_is_named(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -72,6 +73,14 @@ def serve(
             help="Chat template to use instead of the model's: a Jinja file, or the template's text.",
         ),
     ] = None,
+    default_chat_template_kwargs: Annotated[
+        str | None,
+        model_option(
+            metavar="<json>",
+            help="Variables of the chat template for requests that do not set them, such as "
+            """'{"enable_thinking": false}'.""",
+        ),
+    ] = None,
     server: ServerFlags,
     drafting: DraftOptions,
     grammars: GrammarOptions,
@@ -130,6 +139,7 @@ def serve(
     template = None
     if chat_template is not None:
         template = collect_error(lambda: _template(chat_template))
+    variables = collect_error(lambda: _json_object(default_chat_template_kwargs))
     collector = server.otlp_traces_endpoint
     endpoint = None
     if collector is not None:
@@ -151,6 +161,7 @@ def serve(
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
         chat_template=template,
+        default_chat_template_kwargs=variables,
         notes=tuple(notes),
         otlp_traces_endpoint=endpoint,
     )
@@ -166,6 +177,19 @@ def serve(
     else:
         status = run_server(engine, server_options, with_option_name)
     raise typer.Exit(status)
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
+    """Return the object of --default-chat-template-kwargs. ValueError if the text is none."""
+    try:
+        found = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(
+            'default_chat_template_kwargs: takes a JSON object such as {"enable_thinking": false}'
+        )
+    return found
 
 
 def _template(given: str) -> str:

@@ -50,6 +50,7 @@ _BY_REASON = {
         "--sampling-defaults=model --model-impl=auto --response-role=assistant"
     ),
     "templates get messages in the format that they read": "--chat-template-content-format=auto",
+    "of models that read images too, the text model is served": "--language-model-only",
     _STEPS: (
         "--enable-chunked-prefill --enable-mixed-chunk --max-prefill-tokens=* "
         "--max-num-partial-prefills=1 --max-long-partial-prefills=1"

@@ -5,7 +5,7 @@ Promises: plain frozen data within bounds. Does not know: the engine's settings 
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -53,7 +53,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     long answers of /v1/responses are kept in memory (`responses.store`); 0 bytes keeps none.
     reasoning_parser, tool_call_parser: the formats of reasoning and tool calls, by their names in
     vLLM and SGLang; None detects them from the checkpoint. chat_template: the text of a template that
-    replaces the model's own. playground: whether `/` is a web page (`eyas.server.playground`). notes:
+    replaces the model's own. default_chat_template_kwargs: its variables in requests that leave them
+    open. playground: whether `/` is a web page (`eyas.server.playground`). notes:
     logged at the start.
     """
 
@@ -80,6 +81,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
     chat_template: str | None = None
+    default_chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     playground: bool = True
     notes: tuple[str, ...] = ()
     log_level: str = "info"

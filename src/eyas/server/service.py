@@ -27,6 +27,7 @@ from eyas.server.responses.store import ResponseStore
 from eyas.server.telemetry.metrics import Metrics
 from eyas.server.telemetry.record import RequestRecord
 from eyas.server.telemetry.request_log import log_request
+from eyas.server.template_inputs import check_option
 from eyas.server.text_processor import TextProcessor, model_directory
 
 log = logging.getLogger("eyas.server")
@@ -76,16 +77,20 @@ class Service:
         info = self.client.info
         if info is not None and not self._has_text_processor_of(info):
             directory = model_directory(self.config, info)
-            self._text_processor = await asyncio.to_thread(
+            processor = await asyncio.to_thread(
                 TextProcessor,
                 directory,
                 info,
                 self.options.reasoning_parser,
                 self.options.tool_call_parser,
                 chat_template=self.options.chat_template,
+                default_options=self.options.default_chat_template_kwargs,
                 max_top_logprobs=self.options.max_top_logprobs,
             )
-            self._text_processor_info = info
+            for name, value in self.options.default_chat_template_kwargs.items():
+                param = f"default_chat_template_kwargs.{name[:64]}"
+                check_option(processor, name, value, param)
+            self._text_processor, self._text_processor_info = processor, info
             self.end_start()
 
     @property

@@ -108,13 +108,28 @@ def _set_effort(options: dict[str, Any], effort: str, processor: TextProcessor) 
             options.setdefault(switch, False)
 
 
+def check_option(processor: TextProcessor, name: str, value: Any, param: str) -> None:
+    """Raise RequestError that names `param` for a variable that the template does not read, or that
+    cannot have this value."""
+    is_known = name.isidentifier() and not name.startswith("_") and name not in _RESERVED_KWARGS
+    if processor.tokenizer is not None:
+        is_known = is_known and name not in processor.tokenizer.special_texts
+    if not (is_known and processor.template is not None and processor.template.mentions(name)):
+        raise field_error(param, "is nothing that this model's chat template reads")
+    if not isinstance(value, (bool, int, float, str)) or (
+        isinstance(value, str) and len(value) > MAX_KWARG_CHARS
+    ):
+        raise field_error(param, "must be true, false, a number or a short string")
+
+
 def template_options(
     processor: TextProcessor,
     messages: list[Message],
     body: ConversationFields,
     reasoning_effort: str | None,
 ) -> dict[str, Any]:
-    """Return the keyword arguments for rendering the template.
+    """Return the keyword arguments for rendering the template: those of the request, and the server's
+    for those that it leaves open.
 
     RequestError for an argument that the template does not read, except for reasoning_effort, which
     clients send to every model.
@@ -125,15 +140,8 @@ def template_options(
         _set_effort(options, reasoning_effort, processor)
     for name, value in options.items():
         param = name if name not in kwargs else f"chat_template_kwargs.{name[:64]}"
-        is_known = name.isidentifier() and not name.startswith("_") and name not in _RESERVED_KWARGS
-        if processor.tokenizer is not None:
-            is_known = is_known and name not in processor.tokenizer.special_texts
-        if not (is_known and processor.template is not None and processor.template.mentions(name)):
-            raise field_error(param, "is nothing that this model's chat template reads")
-        if not isinstance(value, (bool, int, float, str)) or (
-            isinstance(value, str) and len(value) > MAX_KWARG_CHARS
-        ):
-            raise field_error(param, "must be true, false, a number or a short string")
+        check_option(processor, name, value, param)
+    options = {**processor.default_options, **options}
     if body.continue_final_message:
         if messages[-1].tool_calls:
             param = f"messages[{len(messages) - 1}].tool_calls"

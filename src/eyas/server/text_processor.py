@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.resources
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from eyas.config import EngineConfig, EngineInfo, StartChoice
@@ -30,8 +31,9 @@ from eyas.text.template import require_template
 class TextProcessor:
     """A model's tokenizer, chat template, dialect, sampling defaults and limits.
 
-    tokenizer, template: None if the model has none. Without a tokenizer there is no template. choices:
-    what was found of these, for the log.
+    tokenizer, template: None if the model has none. Without a tokenizer there is no template.
+    default_options: of the template, for requests that leave them open. choices: what was found of
+    these, for the log.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class TextProcessor:
         tool_call_parser: str | None = None,
         *,
         chat_template: str | None = None,
+        default_options: Mapping[str, Any] = MappingProxyType({}),
         max_top_logprobs: int = MAX_LOGPROBS,
     ) -> None:
         """Load the files of a model directory.
@@ -51,6 +54,7 @@ class TextProcessor:
         """
         self.tokenizer = Tokenizer.from_directory_if_there(directory)
         self.template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)
+        self.default_options = dict(default_options)
         self.defaults = sampling_defaults(directory)
         self.max_top_logprobs = max_top_logprobs
         self._dialect: Dialect | None = None
