@@ -61,6 +61,10 @@ class NodeGrid:
     roots_B: torch.Tensor
     parents_BW: torch.Tensor | None = None
 
+    @property
+    def device(self) -> torch.device:
+        return self.rows_BW.device
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayout:

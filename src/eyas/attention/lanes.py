@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from eyas.attention.base import AttentionLayout, NodeGrid
 from eyas.cache.slots import NULL_SLOT
 from eyas.native.steps import compiled_steps
+from eyas.ops.dispatch import Operation
 
 KEY_BLOCK = 512
 """The key block of torch's CPU attention: widths above it are multiples of it."""
@@ -60,26 +61,15 @@ def context_lanes(layout: AttentionLayout) -> list[Lanes]:
     return lanes
 
 
-def node_lanes(layout: AttentionLayout, nodes: NodeGrid, *, may_repeat: bool = False) -> Lanes:
+@Operation
+def node_lanes(nodes: NodeGrid, layout: AttentionLayout, *, may_repeat: bool = False) -> Lanes:
     """Return the lanes of tree nodes: one a sequence for chains, one a leaf for trees.
 
     All are as wide as the longest sequence may need. may_repeat: trees may have a lane for each node,
     which takes less time than to find leaves.
     """
-    rows_BW, roots_B, parents_BW = nodes.rows_BW, nodes.roots_B, nodes.parents_BW
+    rows_BW, roots_B = nodes.rows_BW, nodes.roots_B
     width = key_width(layout.max_position)
-    steps = compiled_steps(rows_BW.device)
-    if steps is not None and (may_repeat or parents_BW is None):
-        rows_BW = rows_BW.contiguous()
-        of_keys = layout.slots_AC, layout.seats_B[: rows_BW.shape[0]], roots_B.contiguous(), rows_BW
-        sizes = layout.max_position + 1, width, NULL_SLOT
-        if parents_BW is None:
-            slots_BL, positions_BW = steps.chain_lanes(*of_keys, *sizes)
-            return Lanes(slots_BL, rows_BW, positions_BW)
-        slots_YL, positions_Y1, rows_Y1 = steps.tree_lanes(
-            *of_keys, nodes.slots_BW, parents_BW, *sizes
-        )
-        return Lanes(slots_YL, rows_Y1, positions_Y1)
     slots_BL = layout.slots_AC[layout.seats_B[: rows_BW.shape[0]], : layout.max_position + 1]
     slots_BL = slots_BL[:, :width]
     slots_BL = pad(slots_BL, (0, width - slots_BL.shape[1]), value=NULL_SLOT)
@@ -107,6 +97,21 @@ def node_lanes(layout: AttentionLayout, nodes: NodeGrid, *, may_repeat: bool = F
     rows_YQ = torch.where(depth_YQ >= 0, rows_BW[lane_of].gather(1, node_YQ), -1)
     positions_YQ = roots_B[lane_of].unsqueeze(1) + depth_YQ.clamp(min=0)
     return Lanes(_up_to(slots_YL, positions_YQ.amax(dim=1, keepdim=True)), rows_YQ, positions_YQ)
+
+
+@node_lanes.native
+def _by_native(nodes: NodeGrid, layout: AttentionLayout, *, may_repeat: bool = False) -> Lanes:
+    steps, parents_BW = compiled_steps(nodes.device), nodes.parents_BW
+    if steps is None or not (may_repeat or parents_BW is None):
+        return NotImplemented
+    rows_BW, roots_B = nodes.rows_BW.contiguous(), nodes.roots_B.contiguous()
+    of_keys = layout.slots_AC, layout.seats_B[: rows_BW.shape[0]], roots_B, rows_BW
+    sizes = layout.max_position + 1, key_width(layout.max_position), NULL_SLOT
+    if parents_BW is None:
+        slots_BL, positions_BW = steps.chain_lanes(*of_keys, *sizes)
+        return Lanes(slots_BL, rows_BW, positions_BW)
+    slots_YL, positions_Y1, rows_Y1 = steps.tree_lanes(*of_keys, nodes.slots_BW, parents_BW, *sizes)
+    return Lanes(slots_YL, rows_Y1, positions_Y1)
 
 
 def split_by_width(lanes: Lanes) -> list[Lanes]:

@@ -87,7 +87,7 @@ class _Plan(Plan):
         self._lanes = context_lanes(layout)
         self._node_lanes: Lanes | None = None
         if layout.nodes is not None:
-            self._node_lanes = node_lanes(layout, layout.nodes, may_repeat=is_compiled)
+            self._node_lanes = node_lanes(layout.nodes, layout, may_repeat=is_compiled)
         self._queries: dict[LayerStore, TiledQueries | _CompiledQueries] = {}
         self._compressed: CompressedPlan | None = None
 
