@@ -33,7 +33,8 @@ from eyas.server.process.socket_folder import SocketFolder
 log = logging.getLogger("eyas.server")
 
 MAX_PENDING_TOKENS = 16_384
-KILL_SECONDS = 5.0
+KILL_SECONDS, LOADING_KILL_SECONDS = 5.0, 1.0
+"""How long the engine process may take to end; while it loads a model it reads no messages."""
 
 
 State = Literal["starting", "ready", "restarting", "failed"]
@@ -253,9 +254,11 @@ class EngineProcess:
             if self._process.stdin is not None:
                 self._process.stdin.close()
             try:
-                await asyncio.wait_for(self._process.wait(), KILL_SECONDS)
+                seconds = KILL_SECONDS if self._info else LOADING_KILL_SECONDS
+                await asyncio.wait_for(self._process.wait(), seconds)
             except TimeoutError:
-                log.warning("the engine process does not end and is killed")
+                level = logging.WARNING if self._info else logging.INFO
+                log.log(level, "the engine process does not end and is killed")
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
                 await self._process.wait()
