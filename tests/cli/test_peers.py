@@ -387,6 +387,19 @@ def test_no_flag_is_both_known_and_refused(serve: Serve) -> None:
     assert set(REFUSED) >= SWITCHES
 
 
+def test_members_of_a_json_option_may_be_given_one_by_one(serve: Serve) -> None:
+    whole, _ = serve(*vllm(method="ngram", num_speculative_tokens=4, prompt_lookup_max=5))
+    parts, error = serve(
+        *("--speculative-config.method", "ngram", "--speculative_config.prompt_lookup_max=5"),
+        *("--speculative-config.num_speculative_tokens", "4"),
+    )
+    assert parts == whole, error
+    _, error = serve("--speculative-config.method", "no-such")
+    assert "no-such" in error
+    _, error = serve("--host.a", "3")
+    assert "No such option" in error or "--host.a" in error
+
+
 def test_a_flag_that_nobody_knows_is_the_usual_error(serve: Serve) -> None:
     config, error = serve("--speculative-nun-steps", "3")
     assert config is None

@@ -234,6 +234,8 @@ def test_variables_of_the_template_are_a_json_object(line: Line) -> None:
     found = line("--default-chat-template-kwargs", '{"enable_thinking": false}')
     assert found.options.default_chat_template_kwargs == {"enable_thinking": False}
     assert line().options.default_chat_template_kwargs == {}
+    found = line("--default-chat-template-kwargs.enable_thinking", "false")
+    assert found.options.default_chat_template_kwargs == {"enable_thinking": False}
     for wrong in ("[]", "{", "enable_thinking=false", "[" * 10_000):
         found = line("--default-chat-template-kwargs", wrong)
         assert found.errors[0].startswith(

@@ -1,6 +1,7 @@
 """Parse a command line with options of eyas, SGLang and vLLM.
 
 Names may be abbreviated while they are unambiguous, and may have underscores, as in SGLang and vLLM.
+Members of an option whose value is a JSON object may be given one by one, as in vLLM (--option.key 3).
 Options of a file (`--config`) apply unless the command line sets the same option.
 
 Promises: options without effect are removed, with a note; all unsupported options of the line are
@@ -9,6 +10,7 @@ reported together. Does not know: what options mean.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -109,17 +111,27 @@ class CommandLineParser:
     ) -> tuple[list[GivenOption], Sequence[str]]:
         """Return the options with their values, and the arguments from a `--` on."""
         options: list[GivenOption] = []
+        members: dict[str, dict[str, Any]] = {}
         has_model = False
         index = 0
         while index < len(arguments):
             argument = arguments[index]
             if argument == "--":
-                return options, arguments[index:]
+                break
             index += 1
             flag, equals, value = argument.partition("=")
             if not flag.startswith("-") or flag == "-":
                 options.append(GivenOption("", (argument,)))
                 has_model = True
+                continue
+            whole, _, path = flag.partition(".")
+            if path and (of_object := self._json_option(whole)) is not None:
+                if not equals and _is_value(arguments, index):
+                    value, index = arguments[index], index + 1
+                if of_object.option not in members:
+                    members[of_object.option] = {}
+                    options.append(of_object)
+                _set_member(members[of_object.option], path.split("."), value)
                 continue
             given = self._resolve(flag)
             if isinstance(given, str):
@@ -140,7 +152,18 @@ class CommandLineParser:
                 index += 1
             has_model |= given.option in ("--model", "--model-path", "-m")
             options.append(replace(given, values=tuple(values)))
-        return options, ()
+        options = [
+            replace(given, values=(json.dumps(members[given.option]),))
+            if given.option in members and not given.values
+            else given
+            for given in options
+        ]
+        return options, arguments[index:]
+
+    def _json_option(self, name: str) -> GivenOption | None:
+        """Return the option of this name if its value is a JSON object, else None."""
+        given = self._resolve(name)
+        return given if isinstance(given, GivenOption) and _takes_json(given) else None
 
     def _resolve(self, flag: str) -> GivenOption | str:
         """Return the option that a flag names, without values; or the error text of its name."""
@@ -220,7 +243,7 @@ class CommandLineParser:
             return [given] if value else []
         if value is None:
             return []
-        if isinstance(value, Mapping) and parameter and given.option != "--speculative-config":
+        if isinstance(value, Mapping) and parameter and not _takes_json(given):
             raise ValueError("must be a text or a number, not keys and values")
         if isinstance(value, list):
             if parameter is not None and not parameter.multiple:
@@ -229,10 +252,24 @@ class CommandLineParser:
         return [replace(given, values=(_text(value),))]
 
 
+def _takes_json(given: GivenOption) -> bool:
+    """Whether the value of an option is a JSON object."""
+    return given.parameter is not None and given.parameter.metavar == "<json>"
+
+
+def _set_member(members: dict[str, Any], path: Sequence[str], value: str) -> None:
+    """Set a member of an option's object, as vLLM has it: --option.a.b 3. Texts need no quotes."""
+    for step in path[:-1]:
+        inner = members.setdefault(step, {})
+        members = inner if isinstance(inner, dict) else {}
+    try:
+        members[path[-1]] = json.loads(value)
+    except (ValueError, RecursionError):
+        members[path[-1]] = value
+
+
 def _text(value: Any) -> str:
     """Return a value as the text that a command line has for it."""
-    import json
-
     if isinstance(value, Mapping):
         return json.dumps(value)
     if isinstance(value, bool):
