@@ -7,8 +7,7 @@ from itertools import pairwise
 import torch
 
 from eyas import LLM, SamplingParams
-from eyas.draft import Drafter, TreeShape
-from eyas.draft.base import chain, root_tokens
+from eyas.draft import Drafter, TreeShape, chain, root_tokens
 from eyas.draft_tree import DraftTree, Verdict
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -218,3 +219,45 @@ def test_a_config_is_given_alone_or_with_a_drafter_of_ones_own() -> None:
         LLM(draft_steps=3, drafter=RootDrafter(), config=config("builtin"))
     with LLM(drafter=RootDrafter(), config=config("builtin")) as llm:
         assert llm.info.drafter == "RootDrafter" and llm.info.num_slots == 2000
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({"medusa_num_heads": 3}, "a Medusa head"),
+        ({"architectures": ["HydraModel"]}, "a Hydra head"),
+        ({"model_type": "mlp_speculator"}, "an MLP speculator"),
+    ],
+)
+def test_heads_of_other_kinds_are_refused_by_name(
+    values: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    """Also where they look like a model without weights."""
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "medusa_lm_head.pt" if "Medusa" in kind else tmp_path / "other.pt").touch()
+    for drafter in ("auto", "head", "model"):
+        with pytest.raises(
+            ValueError, match=rf"draft\.model: .* is {kind}, which is not supported"
+        ):
+            LLM(drafter=drafter, draft_model=str(tmp_path))
+
+
+def test_a_draft_model_with_other_tokens_is_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(builtin.path(), tmp_path, dirs_exist_ok=True)
+    for is_other in (False, True):
+        if is_other:
+            file = tmp_path / "tokenizer.json"
+            tokenizer = json.loads(file.read_text())
+            vocabulary = tokenizer["model"]["vocab"]
+            first, second, *_ = vocabulary
+            vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+            file.write_text(json.dumps(tokenizer))
+        caplog.clear()
+        with (
+            caplog.at_level(logging.WARNING, "eyas"),
+            LLM(drafter="model", draft_model=str(tmp_path), num_slots=400, max_num_seqs=2),
+        ):
+            pass
+        assert ("is not the target's" in caplog.text) == is_other

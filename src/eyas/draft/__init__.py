@@ -1,8 +1,17 @@
 """Drafters: they propose the draft trees of a step. No drafter can change the output."""
 
 from eyas.draft.adaptive import AdaptiveDrafter
-from eyas.draft.base import Drafter, DrafterWrapper, StepReport, TreeShape
+from eyas.draft.base import (
+    Drafter,
+    DrafterWrapper,
+    StepReport,
+    TreeShape,
+    chain,
+    root_tokens,
+    roots_alone,
+)
 from eyas.draft.blend import BlendDrafter
+from eyas.draft.checked import CheckedDrafter
 from eyas.draft.forced import ForcedDrafter
 from eyas.draft.network import HeadNetwork, ModelNetwork
 from eyas.draft.ngram import NgramDrafter
@@ -12,6 +21,7 @@ from eyas.draft.tree import TreeDrafter
 __all__ = [
     "AdaptiveDrafter",
     "BlendDrafter",
+    "CheckedDrafter",
     "Drafter",
     "DrafterWrapper",
     "ForcedDrafter",
@@ -22,4 +32,7 @@ __all__ = [
     "StepReport",
     "TreeDrafter",
     "TreeShape",
+    "chain",
+    "root_tokens",
+    "roots_alone",
 ]

@@ -105,6 +105,11 @@ class Drafter(ABC):
     shape: TreeShape = TreeShape(0, 1, 1)
 
     @property
+    def name(self) -> str:
+        """Its name in logs and in `EngineInfo.drafter`."""
+        return type(self).__name__
+
+    @property
     def reads_automata(self) -> bool:
         """Whether `propose` reads `Batch.automata`. If so, a step of a constrained sequence lands
         before the next one is drafted."""

@@ -169,6 +169,7 @@ class Engine:
             grammar = self.compile(request.output).result()
         sequences = new_sequences(request, grammar, self.info, self._tokenizer, self._num_added)
         self._num_added += len(sequences)
+        self.metrics.num_asked_tokens += len(request.prompt_token_ids)
         self._requests[request.id] = sequences
         for sequence in sequences:
             self.scheduler.add(sequence)

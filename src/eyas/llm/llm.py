@@ -26,7 +26,7 @@ from eyas.config import (
 )
 from eyas.core import Delta, Request, RequestError, SamplingParams, as_token_ids
 from eyas.dialect import Dialect, Segmenter, Wanted, find_dialect
-from eyas.draft import Drafter
+from eyas.draft import CheckedDrafter, Drafter
 from eyas.engine.engine import Engine
 from eyas.engine.startup.build import build_engine
 from eyas.grammar import OutputSpec
@@ -124,9 +124,9 @@ class LLM:
         progress: Progress | None = None,
         **others: Any,
     ) -> None:
-        own_drafter = None if isinstance(drafter, str) else drafter
         check("model", model, str | os.PathLike, "'builtin', a directory, or a hub name")
         check("drafter", drafter, str | Drafter, "the name of one, or an object of a Drafter class")
+        own_drafter = None if isinstance(drafter, str) else CheckedDrafter(drafter)
         check("config", config, EngineConfig | None, "an EngineConfig")
         check("seed", seed, int | None, "a whole number")
         check("chat_template", chat_template, str | os.PathLike | None, "a text, or a path")

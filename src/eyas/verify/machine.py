@@ -55,9 +55,13 @@ def git_commit() -> str:
 
 
 def write_result(result: dict[str, Any], file: Path) -> None:
-    """Write a result as indented JSON. Missing directories are created."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write a result as indented JSON. Missing directories are created. OSError names the file."""
+    text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from error
 
 
 def _git(folder: Path, *arguments: str) -> str:

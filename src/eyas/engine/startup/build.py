@@ -49,7 +49,7 @@ from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
 from eyas.kernels.ahead import CompileCounts
 from eyas.layers.gemm.search import search_on
-from eyas.models import Progress
+from eyas.models import ModelSpec, Progress
 from eyas.models.sharding import of_rank
 from eyas.runner.device import Device
 from eyas.runner.runner import ModelRunner
@@ -117,6 +117,7 @@ def assemble(
     compile_seconds = watch.lap()
     if drafting is None:
         assert own_drafter is not None
+        _check_taps(own_drafter, sizes.spec)
         drafter = own_drafter
     else:
         drafter = build_drafter(parts, sizes, runner)
@@ -169,6 +170,16 @@ def assemble(
     return engine
 
 
+def _check_taps(drafter: Drafter, spec: ModelSpec) -> None:
+    """Raise ValueError for layers that the model does not have."""
+    beyond = [tap for tap in drafter.taps if not 0 <= tap <= spec.num_layers]
+    if beyond:
+        raise ValueError(
+            f"drafter: its taps {beyond} are no layers of the model, which has {spec.num_layers}; 0 is "
+            "the embedding"
+        )
+
+
 def _tree_width(drafting: Drafting | None, own_drafter: Drafter | None) -> int:
     """Return the most nodes of a tree."""
     if drafting is not None:
@@ -216,7 +227,7 @@ def _describe(
         max_model_len=sizes.max_length,
         num_slots=sizes.num_slots,
         vocab_size=sizes.spec.vocab_size,
-        drafter="+".join(drafting.names) if drafting else type(drafter).__name__,
+        drafter="+".join(drafting.names) if drafting else drafter.name,
         eos_token_ids=parts.eos_token_ids,
         exact=exact.exact,
         exact_reason=exact.reason,

@@ -8,6 +8,7 @@ Does not know: requests, the engine that the drafter is for.
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,6 +106,8 @@ def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> D
     may_use_network = not names or {"model", "head"} & set(names)
     source = _locate_network(config, directory, spec) if may_use_network else None
     reason = "--drafter"
+    if source is not None and draft.model is not None:
+        _refuse_other_heads(source)
     if not names and source is None:
         names, reason = ("forced",), "auto: the model brings no draft head; see --draft-model"
     elif not names:
@@ -115,7 +118,9 @@ def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> D
         raise ValueError("draft.token_map: cuts the vocabulary of a head; pass --drafter head")
     if "model" in names:
         assert source is not None
-        return Drafting(names, draft, model=_open_model(config, source, spec), reason=reason)
+        model = _open_model(config, source, spec)
+        _note_tokenizer(source, directory)
+        return Drafting(names, draft, model=model, reason=reason)
     if "head" in names:
         if source is None:
             raise ValueError(
@@ -149,6 +154,47 @@ def _locate_network(config: EngineConfig, directory: Path, spec: ModelSpec) -> P
     if has_supported_mtp(directory) or (wants_own_head and has_mtp_layers(directory, spec)):
         return directory
     return None
+
+
+_OTHER_HEADS = {
+    "medusa": "a Medusa head",
+    "hydra": "a Hydra head",
+    "mlp_speculator": "an MLP speculator",
+}
+
+
+def _refuse_other_heads(source: Path) -> None:
+    """Raise ValueError for heads of kinds that are not served: without a name for them they look like
+    broken models."""
+    try:
+        values = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        values = {}
+    names = [file.name for file in source.glob("*lm_head.pt")]
+    if isinstance(values, dict):
+        names += [*values, values.get("model_type"), *(values.get("architectures") or [])]
+    for sign, kind in _OTHER_HEADS.items():
+        if any(sign in str(name).lower() for name in names):
+            raise ValueError(
+                f"draft.model: {source} is {kind}, which is not supported (EAGLE heads, MTP layers and "
+                "draft models are)"
+            )
+
+
+def _note_tokenizer(source: Path, directory: Path) -> None:
+    """Log a warning if a draft model's tokens are not those of the target, whose ids it is given."""
+    vocabularies = []
+    for folder in (source, directory):
+        try:
+            text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+            vocabularies.append(json.loads(text)["model"]["vocab"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+    if vocabularies[0] != vocabularies[1]:
+        log.warning(
+            "the tokenizer of the draft model %s is not the target's; most drafts will be refused",
+            source,
+        )
 
 
 def _is_head(source: Path, directory: Path) -> bool:
