@@ -62,6 +62,7 @@ class NodeCounts(msgspec.Struct, kw_only=True):
 class EngineStats(msgspec.Struct, kw_only=True):
     """Counts since the engine started, and gauges (`GAUGES`) of this moment.
 
+    num_asked_tokens: of the prompts of requests; num_prompt_tokens: of prompts that were computed.
     num_failed_steps: attempts to run a step that raised; the next attempt runs without a draft.
     num_held_prompts: prompts that are held for decode servers, or being read from prefill servers.
     """
@@ -73,6 +74,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_cached_slots: int = 0
     num_held_prompts: int = 0
     num_steps: int = 0
+    num_asked_tokens: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0

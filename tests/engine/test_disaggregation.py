@@ -373,3 +373,11 @@ def test_nixl_moves_the_same_bits(drafter: str) -> None:
         assert_same(answers, expected)
         pair.prefill.settle()
         pair.decode.settle()
+
+
+def test_a_room_that_failed_is_awaited_again_once_its_prompt_is_computed() -> None:
+    offers = disaggregation.Offers()
+    offers.fail("7")
+    assert not offers.wait("7", 30.0)
+    offers.expect("7")
+    assert offers.wait("7", 0.01)

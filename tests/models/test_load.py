@@ -716,3 +716,10 @@ def test_parameter_names_find_their_layer() -> None:
     names = {"layers.{layer}.mlp.up.weight": "model.layers.{layer}.mlp.up_proj.weight"}
     found = checkpoint_name("layers.12.mlp.up.weight", names)
     assert found == "model.layers.12.mlp.up_proj.weight"
+
+
+def test_angle_digests_tell_the_angles_of_longrope_apart(tmp_path: Path) -> None:
+    save_model(make_model("phi3 long longrope"), tmp_path)
+    short, same, long = (load_model(tmp_path, max_model_len=n).angle_digests for n in (16, 12, 512))
+    assert short == same
+    assert short != long

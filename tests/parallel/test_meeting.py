@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from eyas import builtin
 from eyas.config import EngineConfig, ModelConfig, ParallelConfig
-from eyas.engine.rank_group import meeting_of
+from eyas.engine.rank_group import _close_in, meeting_of
+from eyas.models.digest import model_digest
 from eyas.parallel.group import FRAME, Group, Meeting, meet
 from eyas.parallel.lost import GroupLost
+from tests.models.tiny import make_model, save_model
 
 CPU = torch.device("cpu")
 SECONDS = 120.0
@@ -73,7 +81,8 @@ def test_ranks_that_were_started_differently_refuse_each_other(
     configs = [
         EngineConfig(parallel=ParallelConfig(**each)) for each in (settings, settings | changes)
     ]
-    ends = together(*(meeting_of(config, rank, place) for rank, config in enumerate(configs)))
+    here = builtin.path()
+    ends = together(*(meeting_of(config, rank, place, here) for rank, config in enumerate(configs)))
     for end in ends:
         assert isinstance(end, ValueError)
         assert words in str(end) and "rank 0" in str(end) and "rank 1" in str(end)
@@ -85,13 +94,50 @@ def test_an_address_that_cannot_be_read_is_refused(address: str) -> None:
         EngineConfig(parallel=ParallelConfig(tp=2, num_nodes=2, address=address))
 
 
-def test_where_the_model_is_stored_is_a_matter_of_each_machine() -> None:
-    places = ("/models/a", "b")
-    meetings = [
-        meeting_of(EngineConfig(model=ModelConfig(path=path)), rank, "h:1")
-        for rank, path in enumerate(places)
+def test_where_the_model_is_stored_is_a_matter_of_each_machine(tmp_path: Path) -> None:
+    """But its files are the same."""
+    model = make_model("qwen3")
+    for name in ("a", "b", "other"):
+        save_model(model, tmp_path / name)
+    file = tmp_path / "other" / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if "q_proj" in name)
+    save_file(tensors | {name: tensors[name] * 1.5}, file, {"format": "pt"})
+    terms = [
+        meeting_of(EngineConfig(model=ModelConfig(path=name)), rank, "h:1", tmp_path / name).terms
+        for rank, name in enumerate(("a", "b", "other"))
     ]
-    assert meetings[0].terms == meetings[1].terms
+    assert terms[0] == terms[1]
+    assert {key for key in terms[0] if terms[0][key] != terms[2][key]} == {"the model's files"}
+
+
+@pytest.mark.parametrize("change", ["a norm", "rope", "a shard"])
+def test_models_that_look_alike_are_told_apart(change: str, tmp_path: Path) -> None:
+    """Of the same names, shapes and sizes."""
+    directory = save_model(make_model("qwen3"), tmp_path)
+    before = model_digest(directory)
+    assert model_digest(directory) == before
+    if change == "rope":
+        config = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps({**config, "rope_theta": 5e5}))
+    elif change == "a shard":
+        (directory / "model-2.safetensors").write_bytes(b"no header at all")
+    else:
+        tensors = load_file(directory / "model.safetensors")
+        name = next(name for name in tensors if name.endswith("norm.weight"))
+        tensors[name][len(tensors[name]) // 2] += 1
+        save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    assert model_digest(directory) != before
+
+
+def test_a_forked_process_closes_nothing_of_its_parents() -> None:
+    closed: list[str] = []
+    closing = ExitStack()
+    closing.callback(closed.append, "closed")
+    _close_in(os.getpid() + 1, closing)
+    assert closed == []
+    _close_in(os.getpid(), closing)
+    assert closed == ["closed"]
 
 
 def test_a_second_first_rank_is_told_that_the_port_is_in_use() -> None:

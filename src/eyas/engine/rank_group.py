@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from weakref import finalize
 
 import msgspec
@@ -23,6 +25,7 @@ import torch
 from eyas.config import EngineConfig
 from eyas.layers.exchanged_experts import exchange_bytes
 from eyas.models import ModelSpec
+from eyas.models.digest import model_digest
 from eyas.parallel.group import Group, Meeting, meet
 from eyas.parallel.lost import GroupLost
 from eyas.parallel.processes import PrivatePlace, RankProcesses
@@ -61,10 +64,12 @@ def exchanged_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     )
 
 
-def meeting_of(config: EngineConfig, rank: int, place: str) -> Meeting:
-    """Return where a rank meets the others, and what it must have in common with them."""
+def meeting_of(config: EngineConfig, rank: int, place: str, directory: Path) -> Meeting:
+    """Return where a rank meets the others, and what it must have in common with them. directory: of
+    the model's files on this machine."""
     parallel, model = config.parallel, config.model
     terms = {
+        "the model's files": model_digest(directory)[:16],
         "the version of eyas": _installed_version(),
         "the version of torch": torch.__version__.partition("+")[0],
         "parallel.dp": parallel.dp,
@@ -110,7 +115,7 @@ class Ranks:
         and ValueError if one was started with other settings.
         """
         closing = contextlib.ExitStack()
-        self._close = finalize(self, closing.close)
+        self._close = finalize(self, _close_in, os.getpid(), closing)
         try:
             where = config.parallel.address
             if config.parallel.num_nodes == 1:
@@ -122,7 +127,9 @@ class Ranks:
             found = msgspec.structs.replace(config, model=here)
             self._processes = RankProcesses(found, where, command)
             closing.callback(self._processes.close)
-            self.group = _met(meeting_of(config, 0, where), hardware.device, self._processes)
+            self.group = _met(
+                meeting_of(config, 0, where, Path(directory)), hardware.device, self._processes
+            )
             closing.callback(self.group.abort, "the engine was shut down")
             self.leader = Leader(self.group)
             closing.callback(self.leader.end)
@@ -156,6 +163,12 @@ class Ranks:
     def close(self) -> None:
         """End the ranks, and the exchanges with them."""
         self._close()
+
+
+def _close_in(process: int, closing: contextlib.ExitStack) -> None:
+    """Close what a process has opened, in it alone: a forked one lacks the threads of the exchanges."""
+    if os.getpid() == process:
+        closing.close()
 
 
 def _met(meeting: Meeting, device: torch.device, processes: RankProcesses) -> Group:

@@ -36,6 +36,7 @@ from eyas.engine.startup.load import (
 from eyas.engine.startup.memory import open_runner, slot_bytes
 from eyas.engine.worker import read_line
 from eyas.models import Decoder, ModelSpec
+from eyas.models.locate import locate_model
 from eyas.models.sharding import of_rank
 from eyas.parallel.group import meet
 from eyas.parallel.lost import GroupLost
@@ -102,7 +103,9 @@ def follow(setup: wire.RankSetup, load: LoadModel) -> None:
     """Meet the other ranks, load this rank's part of the model, and run what rank 0 announces."""
     config = setup.config
     hardware = open_hardware(config, setup.local_rank)
-    group = meet(meeting_of(config, setup.rank, setup.place), hardware.device)
+    named = config.model
+    directory = locate_model(named.path, named.revision, named.offline)
+    group = meet(meeting_of(config, setup.rank, setup.place, directory), hardware.device)
     shard = replace(shard_of(config, hardware.device, group.rank), group=group)
     model, kv_scales = load(config, hardware, shard)
     local = of_rank(model.spec, shard)

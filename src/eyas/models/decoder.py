@@ -10,6 +10,7 @@ V vocabulary, H head dim.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,7 +28,7 @@ from eyas.layers.layouts import UNPACKED, Layouts, within
 from eyas.layers.linear import LogitsHead
 from eyas.layers.mlp import GatedMlp
 from eyas.layers.norm import RMSNorm
-from eyas.layers.rope import Angles, RopeTable
+from eyas.layers.rope import Angles, RopeTable, rope_frequencies
 from eyas.layers.row_order import RowOrder
 from eyas.models.spec import ModelSpec
 from eyas.native.heap import return_free_memory
@@ -287,6 +288,14 @@ class Decoder:
             rope: RopeTable(rope, self.max_model_len, compute)
             for rope in dict.fromkeys(self._rope_of_layer)
         }
+
+    @property
+    def angle_digests(self) -> list[str]:
+        """What tells apart the angles of positions; those of longrope depend on `max_model_len`."""
+        return [
+            hashlib.sha256(rope_frequencies(rope, self.max_model_len).numpy().tobytes()).hexdigest()
+            for rope in self._ropes
+        ]
 
     def _new_layers(self, layouts: Layouts) -> Sequence[Filled]:
         spec = self.spec

@@ -97,6 +97,8 @@ class DisaggregatedEngine:
             return
         if request.offers_kv:
             self._check_offer(request)
+            if request.kv_key is not None:
+                self.offers.expect(request.kv_key)
         try:
             self._engine.add(_plain(request), grammar)
         except Exception:
@@ -343,7 +345,11 @@ def _plain(request: Request) -> Request:
 
 def _failed(request: Request, index: int, failure: BaseException) -> Delta:
     """Return the last delta of a choice whose prompt was not handed over."""
-    known = failure if isinstance(failure, RequestError) else KVTransferError("the transfer failed")
+    handle = request.kv_handle
+    has_room = handle is not None and handle.is_awaited
+    known = KVTransferError("the transfer failed", has_room=has_room)
+    if isinstance(failure, RequestError):
+        known = failure
     return Delta(
         request_id=request.id,
         index=index,

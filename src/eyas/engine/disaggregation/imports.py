@@ -36,6 +36,8 @@ from eyas.engine.disaggregation.transport import Transport
 
 log = logging.getLogger(__name__)
 
+MOST_REASON = 300
+"""Characters of a prefill server's reason that a client is shown."""
 MAX_READINGS = 64
 """Prompts that are read at a time, each on a thread."""
 
@@ -141,7 +143,7 @@ class Importer:
         answer = link.receive()
         link.restart(self._config.timeout_seconds)
         if isinstance(answer, Denied):
-            raise KVTransferError(answer.reason, answer.code, has_room=waits)
+            raise KVTransferError(answer.reason[:MOST_REASON], answer.code, has_room=waits)
         if not isinstance(answer, Grant):
             raise OSError("a claim was not answered")
         self._transport.take(link, answer.description, job.places)

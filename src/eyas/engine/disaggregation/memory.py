@@ -4,7 +4,7 @@ A row's *place* is the number of its token's slot; in layers with a window that 
 of its window slot; and the number of a snapshot in the states of sequences.
 
 Promises: `layout` is equal for two engines if and only if the rows of one mean the same in the other:
-model files, number formats, and the drafting network's tensors.
+model files, angles of positions, order of sums, number formats, and the drafting network's tensors.
 Does not know: sockets, which slots belong to a prompt.
 
 Legend: P places, X bytes of a row.
@@ -20,12 +20,10 @@ import numpy as np
 import torch
 
 from eyas.engine.engine import Engine
+from eyas.models.digest import model_digest
 
-VERSION = 3
+VERSION = 4
 """Of the messages and of the order of rows."""
-EDGE_BYTES = 2**16
-"""Bytes at the beginning and at the end of each weight file that tell models apart."""
-
 
 Places = tuple[np.ndarray, np.ndarray, np.ndarray]
 """The places of a part of a prefix: slots, in order of position; window slots of the last of them,
@@ -112,18 +110,13 @@ def _layout(engine: Engine, groups: Sequence[Sequence[torch.Tensor]]) -> str:
         str(info.vocab_size),
         info.dtype,
         info.kv_cache_dtype,
+        f"sums in a tree: {engine.runner.model.shard.by_tree}",
+        *engine.runner.model.angle_digests,
+        model_digest(Path(info.directory)) if info.directory else "",
         *(
             f"{kind} {tensor.dtype}{tuple(tensor.shape[1:])}"
             for kind, tensors in enumerate(groups)
             for tensor in tensors
         ),
     ]
-    digest = hashlib.sha256("\n".join(parts).encode())
-    files = Path(info.directory).glob("*.safetensors") if info.directory else ()
-    for file in sorted(files):
-        size = file.stat().st_size
-        with file.open("rb") as weights:
-            digest.update(f"{file.name} {size}".encode() + weights.read(EDGE_BYTES))
-            weights.seek(max(0, size - EDGE_BYTES))
-            digest.update(weights.read(EDGE_BYTES))
-    return digest.hexdigest()
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

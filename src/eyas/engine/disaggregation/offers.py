@@ -96,6 +96,11 @@ class Offers:
                 del self._failed[next(iter(self._failed))]
             self._changed.notify_all()
 
+    def expect(self, key: str) -> None:
+        """Note that the prompt of this name is computed, whatever became of an earlier one."""
+        with self._changed:
+            self._failed.pop(key, None)
+
     def has(self, key: str) -> bool:
         """Whether a prompt of this name is held."""
         with self._lock:
