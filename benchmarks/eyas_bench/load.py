@@ -173,7 +173,7 @@ def summarise(
         "num_failed": len(failed),
         "errors": sorted({str(o.error)[:200] for o in failed})[:MOST_ERRORS],
         "seconds": round(seconds, 3),
-        "offered_per_second": round(len(outcomes) / last, 3) if last else None,
+        "offered_per_second": round(len(outcomes) / (last - begin), 3) if last > begin else None,
         "ended_per_second": round(len(good) / seconds, 3),
         "goodput_per_second": round(len(met) / seconds, 3),
         "share_in_time": round(len(met) / max(1, len(outcomes)), 4),

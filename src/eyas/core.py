@@ -359,8 +359,11 @@ class DraftCounts(msgspec.Struct, kw_only=True):
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """Counts of one choice so far. num_accepted_tokens does not include the last token of each step,
-    which is not drafted. queue_seconds: how long it waited for its first seat in the running batch."""
+    """Counts of one choice so far.
+
+    num_accepted_tokens: without the last token of each step, which is not drafted, unless the answer
+    ends with a drafted one. queue_seconds: how long it waited for its first seat in the running batch.
+    """
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0

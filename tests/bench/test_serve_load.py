@@ -64,7 +64,7 @@ def test_times_count_from_when_a_request_was_due() -> None:
     assert found["first_token_ms"] == {"p50": 100, "p90": 500, "p99": 500}
     assert found["inter_token_ms"] == {"p50": 100, "p99": 1000}
     assert found["gap_ms"] == {"p50": 200, "p99": 1000}
-    assert found["seconds"] == 3 and found["offered_per_second"] == 1
+    assert found["seconds"] == 3 and found["offered_per_second"] == 1.5
     assert found["goodput_per_second"] == pytest.approx(1 / 3, abs=1e-3), "0.4 s a token is late"
     assert found["output_tokens"] == 7
     assert found["queue"]["open_at_last_arrival"] == 2

@@ -22,7 +22,7 @@ from eyas.models.heads import read_head
 from eyas.train.head import HeadTraining, train_head
 from eyas.train.head.evaluate import PLAIN, SHAPES, TEMPERATURES
 from eyas.train.head.export import export_head, head_spec
-from eyas.train.head.features import LiveFeatures
+from eyas.train.head.features import LiveFeatures, write_features
 from eyas.train.head.layouts import LAYOUTS
 from eyas.train.head.loop import STATE_FILE, Loop
 from eyas.train.head.loss import HeadLoss
@@ -326,3 +326,35 @@ def test_the_targets_logits_are_of_any_number_of_rows(target: Target) -> None:
     assert target.logits(hidden[:0]).shape == (0, VOCABULARY)
     assert target.choices(hidden[:0]).shape == (0,)
     assert torch.equal(target.choices(hidden), logits.argmax(-1))
+
+
+@pytest.mark.parametrize("harm", ["truncated", "missing", "none"])
+def test_features_that_were_harmed_are_computed_anew(
+    target: Target, tmp_path: Path, harm: str
+) -> None:
+    texts = make_texts(3)
+    made: list[str] = []
+
+    def write() -> bool:
+        return write_features(
+            target,
+            texts,
+            tmp_path,
+            shard_bytes=1 << 20,
+            batch_places=256,
+            reporter=Reporter(made.append),
+            deadline=1e18,
+            stamp="stamp",
+        )
+
+    assert write()
+    (shard,) = tmp_path.glob("*.safetensors")
+    content = shard.read_bytes()
+    if harm == "truncated":
+        shard.write_bytes(content[:100])
+    elif harm == "missing":
+        shard.unlink()
+    made.clear()
+    assert write()
+    assert bool(made) == (harm != "none")
+    assert shard.read_bytes() == content

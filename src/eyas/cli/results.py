@@ -15,7 +15,10 @@ from typing import Annotated, Any
 import typer
 
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="JSON file to write the result to as well.")
+    Path | None,
+    typer.Option(
+        "--output", "-o", dir_okay=False, help="JSON file to write the result to as well."
+    ),
 ]
 
 
@@ -45,9 +48,9 @@ def report_result(
     as_json: bool,
     show: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Write the result to `output` if given, and print it, as JSON or with `show`."""
+    """Print the result, as JSON or with `show`, and write it to `output` if given."""
     from eyas.verify.machine import write_result
 
+    print(json.dumps(result, ensure_ascii=False)) if as_json else show(result)
     if output is not None:
         write_result(result, output)
-    print(json.dumps(result, ensure_ascii=False)) if as_json else show(result)

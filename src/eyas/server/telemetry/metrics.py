@@ -174,7 +174,11 @@ def _counters(health: EngineHealth) -> dict[str, tuple[str, float]]:
     return {
         "engine_restarts": ("Engine processes started after one ended", health.num_restarts),
         "engine_steps": ("Steps", stats.num_steps),
-        "prompt_tokens": ("Prompt tokens processed", stats.num_prompt_tokens),
+        "prompt_tokens": ("Prompt tokens of requests", stats.num_asked_tokens),
+        "prefill_tokens": (
+            "Prompt tokens computed: those that are not cached, but for the last one",
+            stats.num_prompt_tokens,
+        ),
         "generation_tokens": ("Tokens generated", stats.num_output_tokens),
         "num_preemptions": ("Preemptions", stats.num_preemptions),
         "failed_steps": ("Attempts at a step that failed", stats.num_failed_steps),

@@ -59,7 +59,7 @@ def write_features(
     of another stamp are replaced.
     """
     index_file = directory / INDEX_FILE
-    if index_file.exists() and json.loads(index_file.read_text())["stamp"] == stamp:
+    if _is_complete(index_file, stamp):
         return True
     directory.mkdir(parents=True, exist_ok=True)
     for old in (index_file, *directory.glob("*.safetensors")):
@@ -91,9 +91,22 @@ def write_features(
         reporter.log(
             f"features: {done}/{total} tokens in {len(files)} shards  {speed:.0f} tokens/s"
         )
-    record = {"stamp": stamp, "files": files, "lengths": lengths, "taps": list(target.taps)}
+    sizes = [(directory / name).stat().st_size for name in files]
+    record = {"stamp": stamp, "files": files, "sizes": sizes, "lengths": lengths}
+    record["taps"] = list(target.taps)
     index_file.write_text(json.dumps(record) + "\n")
     return True
+
+
+def _is_complete(index_file: Path, stamp: str) -> bool:
+    """Whether all features of this stamp are stored, in files of the sizes that were written."""
+    try:
+        index = json.loads(index_file.read_text())
+        files = [index_file.parent / name for name in index["files"]]
+        sizes = [file.stat().st_size for file in files]
+        return index["stamp"] == stamp and sizes == index["sizes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _stored_type(target: Target) -> torch.dtype:

@@ -13,6 +13,7 @@ clipping).
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -284,8 +285,7 @@ class Loop:
         _replace(self.config.output / LOG_FILE, json.dumps(record, indent=1).encode() + b"\n")
 
     def _save(self) -> None:
-        path = self.config.output / STATE_FILE
-        partial = path.with_suffix(".partial")
+        buffer = io.BytesIO()  # torch writes files itself, and calls a full disk a RuntimeError
         torch.save(
             {
                 "step": self.step,
@@ -295,9 +295,9 @@ class Loop:
                 "curve": self.curve,
                 "evaluations": self.evaluations,
             },
-            partial,
+            buffer,
         )
-        os.replace(partial, path)
+        _replace(self.config.output / STATE_FILE, buffer.getbuffer())
         self._reporter.log(f"training: state saved at step {self.step}")
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -362,7 +362,12 @@ def _shown(accuracy: list[float]) -> str:
     return " ".join(f"{100 * value:.1f}" for value in accuracy)
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: Path, content: bytes | memoryview) -> None:
+    """Replace a file at once. OSError names the file."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
