@@ -100,7 +100,7 @@ class Checkpoint:
         directory = Path(directory)
         layout = format_of(directory)
         tensors: dict[str, StoredTensor] = {}
-        for file, indexed_names in _files(directory, opens_pickles).items():
+        for file, indexed_names in checkpoint_files(directory, opens_pickles).items():
             with _open_reader(file) as reader:
                 names_in_file = set(reader.keys())
                 for name in sorted(names_in_file if indexed_names is None else indexed_names):
@@ -158,8 +158,11 @@ class Checkpoint:
                         yield tensor.name, _values(tensor, readers, regions[tensor.name], kept)
 
 
-def _files(directory: Path, opens_pickles: bool) -> dict[Path, set[str] | None]:
-    """Return the checkpoint's files and the tensor names that the index lists for each, if any."""
+def checkpoint_files(directory: Path, opens_pickles: bool = False) -> dict[Path, set[str] | None]:
+    """Return the checkpoint's files and the tensor names that the index lists for each, if any.
+
+    ValueError: a file is missing, or the directory holds no checkpoint.
+    """
     index_path = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if opens_pickles and not index_path.is_file() and not single.is_file():

@@ -11,6 +11,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from eyas.models.checkpoint import checkpoint_files
+
 SAMPLE_BYTES = 256
 """Of each place in a tensor that is read."""
 MOST_SAMPLES = 6144
@@ -18,12 +20,15 @@ MOST_HEADER_BYTES = 100 << 20
 
 
 def model_digest(directory: Path) -> str:
-    """Return the digest of the model files in a directory. OSError: one cannot be read."""
+    """Return the digest of config.json and of the files that `Checkpoint` reads.
+
+    OSError: a file cannot be read. ValueError: one is missing.
+    """
     digest = hashlib.sha256()
     config = directory / "config.json"
     if config.exists():
         digest.update(config.read_bytes())
-    files = sorted(directory.glob("*.safetensors"))
+    files = sorted(checkpoint_files(directory))
     for file in files:
         size = file.stat().st_size
         digest.update(f"\n{file.name} {size}\n".encode())
