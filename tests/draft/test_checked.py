@@ -11,7 +11,7 @@ import torch
 
 from eyas import LLM, SamplingParams
 from eyas.draft import Drafter, TreeShape, chain, root_tokens
-from eyas.draft.checked import MOST_FAILURES
+from eyas.draft.checked import MOST_FAILURES, check_numbers, within_bounds
 from eyas.draft_tree import DraftTree
 from eyas.runner.batch import Batch
 
@@ -113,6 +113,42 @@ def test_a_wrong_tree_leaves_the_step_without_a_draft(
         assert llm.engine.stats().num_accepted_tokens == 0
     assert words in caplog.text
     assert "the drafter Own has failed 8 times in a row and is not asked any more" in caplog.text
+
+
+@pytest.mark.parametrize("is_chain", [False, True])
+def test_numbers_brought_within_their_bounds_make_a_tree(is_chain: bool) -> None:
+    """As on a GPU, where no step waits to read them."""
+    drawn = torch.Generator().manual_seed(7)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randint(-9, 9, shape, generator=drawn)
+
+    for _ in range(200):
+        roots_B1 = numbers(3, 1) % 9
+        wrong = DraftTree(
+            numbers(3, 6), numbers(3, 6), numbers(3), is_chain=is_chain, source_BW=numbers(3, 6)
+        )
+        tree = within_bounds(wrong, roots_B1, 9, 2)
+        check_numbers(tree, roots_B1, 9, 2)
+        good = within_bounds(tree, roots_B1, 9, 2)
+        assert torch.equal(good.parents_BW, tree.parents_BW)
+        assert torch.equal(good.tokens_BW, tree.tokens_BW)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["no root", "sizes", "large sizes", "parent after child", "ids"])
+def test_wrong_numbers_on_a_gpu_change_no_answer(name: str) -> None:
+    make, _ = WRONG[name]
+
+    def on_gpu(batch: Batch) -> DraftTree:
+        with torch.device("cuda"):
+            return make(batch)  # type: ignore[return-value]
+
+    def answers(drafter: Drafter | str) -> list[list[int]]:
+        with LLM(drafter=drafter, device="cuda", dtype="float32", max_num_seqs=4) as llm:
+            return [output.token_ids for output in llm.chat(CHAT, GREEDY)]
+
+    assert answers(Own(on_gpu)) == answers("root")
 
 
 @pytest.mark.parametrize("make", [branches, lambda batch: long_chain(batch, 5)])

@@ -12,6 +12,7 @@ Legend: B sequences, W nodes.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -107,12 +108,12 @@ def checked(tree: DraftTree, batch: Batch, num_sources: int) -> DraftTree:
                 f"{shape} on {roots_B1.device}"
             )
     if roots_B1.is_cuda:
-        return _within_bounds(tree, roots_B1, batch.params.vocab_size, num_sources)
-    _check_numbers(tree, roots_B1, batch.params.vocab_size, num_sources)
+        return within_bounds(tree, roots_B1, batch.params.vocab_size, num_sources)
+    check_numbers(tree, roots_B1, batch.params.vocab_size, num_sources)
     return tree
 
 
-def _check_numbers(
+def check_numbers(
     tree: DraftTree, roots_B1: torch.Tensor, vocab_size: int, num_sources: int
 ) -> None:
     """Raise ValueError for a number outside of its bounds."""
@@ -146,17 +147,18 @@ def _check_numbers(
             raise ValueError(f"source_BW must be indices of the drafter's {num_sources} sources")
 
 
-def _within_bounds(
+def within_bounds(
     tree: DraftTree, roots_B1: torch.Tensor, vocab_size: int, num_sources: int
 ) -> DraftTree:
-    """Bring the numbers of a tree within their bounds, without reading them."""
-    before_W = torch.arange(tree.width, device=tree.device) - 1
-    tree.sizes_B = tree.sizes_B.clamp(1, tree.width)
-    tokens_BW = tree.tokens_BW.clamp(0, vocab_size - 1)
-    tree.tokens_BW = torch.cat([roots_B1, tokens_BW[:, 1:]], dim=1)
-    tree.parents_BW = torch.minimum(tree.parents_BW.clamp(min=0), before_W)
-    if tree.is_chain:
-        tree.parents_BW = before_W.expand_as(tree.parents_BW)
-    if tree.source_BW is not None:
-        tree.source_BW = tree.source_BW.clamp(0, num_sources - 1)
-    return tree
+    """Return a tree with its numbers brought within their bounds. The host does not wait for them."""
+    width = tree.width
+    before_W = torch.arange(width, device=tree.device) - 1
+    parents_BW = torch.minimum(tree.parents_BW.clamp(min=0), before_W)
+    sources_BW = tree.source_BW
+    return replace(
+        tree,
+        tokens_BW=torch.cat([roots_B1, tree.tokens_BW[:, 1:].clamp(0, vocab_size - 1)], dim=1),
+        parents_BW=before_W.expand_as(parents_BW) if tree.is_chain else parents_BW,
+        sizes_B=tree.sizes_B.clamp(1, width),
+        source_BW=None if sources_BW is None else sources_BW.clamp(0, num_sources - 1),
+    )
