@@ -126,10 +126,10 @@ def test_what_is_no_conversation_is_named(llm: LLM, messages: Any) -> None:
 @pytest.mark.parametrize(
     ("param", "call"),
     [
-        ("params", lambda llm: llm.generate("a", 5)),
-        ("params", lambda llm: llm.generate("a", "x")),
-        ("params", lambda llm: llm.generate(["a", "b"], [GREEDY, 5])),
-        ("params", lambda llm: llm.stream("a", [GREEDY])),
+        ("sampling_params", lambda llm: llm.generate("a", 5)),
+        ("sampling_params", lambda llm: llm.generate("a", "x")),
+        ("sampling_params", lambda llm: llm.generate(["a", "b"], [GREEDY, 5])),
+        ("sampling_params", lambda llm: llm.stream("a", [GREEDY])),
         ("json_schema", lambda llm: llm.generate("a", {"json_schema": 5})),
         ("stop", lambda llm: llm.generate("a", {"stop": 5})),
         ("logit_bias", lambda llm: llm.generate("a", {"logit_bias": 5})),

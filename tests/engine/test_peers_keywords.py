@@ -158,11 +158,16 @@ def test_a_dict_of_sglangs_parameters_is_understood(llm: LLM) -> None:
     )
     (found,), (expected,) = llm.generate("The eagle", params), llm.generate("The eagle", ours)
     assert found.token_ids == expected.token_ids and len(found.token_ids) == 5
-    each = llm.generate(["a", "b"], [params, {**params, "max_new_tokens": 2}])
+    each = llm.generate(["a", "b"], sampling_params=[params, {**params, "max_new_tokens": 2}])
     assert [len(output.token_ids) for output in each] == [5, 2]
-    streamed = [token for delta in llm.stream("The eagle", params) for token in delta.token_ids]
+    streamed = [
+        token
+        for delta in llm.stream("The eagle", sampling_params=params)
+        for token in delta.token_ids
+    ]
     assert streamed == expected.token_ids
-    chats = llm.chat([{"role": "user", "content": "Hi"}], {"max_new_tokens": 2})
+    question = [{"role": "user", "content": "Hi"}]
+    chats = llm.chat(question, sampling_params={"max_new_tokens": 2})
     assert len(chats[0].token_ids) == 2
 
 

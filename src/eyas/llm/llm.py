@@ -197,49 +197,60 @@ class LLM:
 
     @overload
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, output: None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        output: None = None,
     ) -> list[GenerationOutput]: ...
 
     @overload
-    def generate(self, prompts: Prompt, params: Params = None, *, output: TextOutput) -> str: ...
-
-    @overload
-    def generate(self, prompts: Prompt, params: Params = None, *, output: type[T]) -> T: ...
-
-    @overload
-    def generate(self, prompts: Prompt, params: Params = None, *, output: TypeForm[T]) -> T: ...
+    def generate(
+        self, prompts: Prompt, sampling_params: Params = None, *, output: TextOutput
+    ) -> str: ...
 
     @overload
     def generate(
-        self, prompts: Sequence[Prompt], params: Params = None, *, output: TextOutput
+        self, prompts: Prompt, sampling_params: Params = None, *, output: type[T]
+    ) -> T: ...
+
+    @overload
+    def generate(
+        self, prompts: Prompt, sampling_params: Params = None, *, output: TypeForm[T]
+    ) -> T: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], sampling_params: Params = None, *, output: TextOutput
     ) -> list[str]: ...
 
     @overload
     def generate(
-        self, prompts: Sequence[Prompt], params: Params = None, *, output: type[T]
+        self, prompts: Sequence[Prompt], sampling_params: Params = None, *, output: type[T]
     ) -> list[T]: ...
 
     @overload
     def generate(
-        self, prompts: Sequence[Prompt], params: Params = None, *, output: TypeForm[T]
+        self, prompts: Sequence[Prompt], sampling_params: Params = None, *, output: TypeForm[T]
     ) -> list[T]: ...
 
     @overload
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, output: Any
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, output: Any
     ) -> Any: ...
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: Params = None,
+        sampling_params: Params = None,
         *,
         output: Any = None,
     ) -> Any:
         """Continue prompts. Returns one GenerationOutput a prompt, in order.
 
         prompts: one or several, each a text or token ids (a list, tuple, NumPy array or tensor).
-        params: for all prompts, or one for each. output: what the continuation must be, as in `chat`.
+        sampling_params: for all prompts, or one for each. output: what the continuation must be, as in
+        `chat`.
         """
         type_ = None if output is None else typed(output)
         listed, is_one = split_prompts(prompts)
@@ -247,13 +258,13 @@ class LLM:
         asked = [
             self._encoded(prompt, type_, name) for prompt, name in zip(listed, names, strict=True)
         ]
-        return to_values(self._run(asked, params), type_, is_one=is_one)
+        return to_values(self._run(asked, sampling_params), type_, is_one=is_one)
 
     @overload
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
-        params: Params = None,
+        sampling_params: Params = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -267,7 +278,7 @@ class LLM:
     def chat(
         self,
         messages: Conversation,
-        params: Params = None,
+        sampling_params: Params = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -281,7 +292,7 @@ class LLM:
     def chat(
         self,
         messages: Conversation,
-        params: Params = None,
+        sampling_params: Params = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -295,7 +306,7 @@ class LLM:
     def chat(
         self,
         messages: Conversation,
-        params: Params = None,
+        sampling_params: Params = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -309,7 +320,7 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Conversation],
-        params: Params = None,
+        sampling_params: Params = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -323,7 +334,7 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Conversation],
-        params: Params = None,
+        sampling_params: Params = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -337,7 +348,7 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Conversation],
-        params: Params = None,
+        sampling_params: Params = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -351,7 +362,7 @@ class LLM:
     def chat(
         self,
         messages: Conversation,
-        params: Params = None,
+        sampling_params: Params = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -365,7 +376,7 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Conversation],
-        params: Params = None,
+        sampling_params: Params = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -378,7 +389,7 @@ class LLM:
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
-        params: Params = None,
+        sampling_params: Params = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -413,37 +424,37 @@ class LLM:
             )
             for index, one in enumerate([listed] if is_one else listed)
         ]
-        return to_values(self._run(asked, params), type_, is_one=is_one)
+        return to_values(self._run(asked, sampling_params), type_, is_one=is_one)
 
     @overload
     def stream(
-        self, prompt: Prompt, params: AnyParams | None = None, *, output: None = None
+        self, prompt: Prompt, sampling_params: AnyParams | None = None, *, output: None = None
     ) -> Iterator[Delta]: ...
 
     @overload
     def stream(
-        self, prompt: Prompt, params: AnyParams | None = None, *, output: TextOutput
+        self, prompt: Prompt, sampling_params: AnyParams | None = None, *, output: TextOutput
     ) -> Iterator[PartialOutput[str]]: ...
 
     @overload
     def stream(
-        self, prompt: Prompt, params: AnyParams | None = None, *, output: type[T]
+        self, prompt: Prompt, sampling_params: AnyParams | None = None, *, output: type[T]
     ) -> Iterator[PartialOutput[T]]: ...
 
     @overload
     def stream(
-        self, prompt: Prompt, params: AnyParams | None = None, *, output: TypeForm[T]
+        self, prompt: Prompt, sampling_params: AnyParams | None = None, *, output: TypeForm[T]
     ) -> Iterator[PartialOutput[T]]: ...
 
     @overload
     def stream(
-        self, prompt: Prompt, params: AnyParams | None = None, *, output: Any
+        self, prompt: Prompt, sampling_params: AnyParams | None = None, *, output: Any
     ) -> Iterator[PartialOutput[Any]]: ...
 
     def stream(
         self,
         prompt: Prompt,
-        params: AnyParams | None = None,
+        sampling_params: AnyParams | None = None,
         *,
         output: Any = None,
     ) -> Iterator[Any]:
@@ -457,13 +468,13 @@ class LLM:
         if isinstance(prompt, (list, tuple)) and any(isinstance(part, str) for part in prompt):
             message = "prompt: is one text or its token ids; stream each text by itself"
             raise RequestError(message, param="prompt")
-        return self._stream(self._encoded(prompt, type_, "prompt"), params, type_)
+        return self._stream(self._encoded(prompt, type_, "prompt"), sampling_params, type_)
 
     @overload
     def stream_chat(
         self,
         messages: Conversation,
-        params: AnyParams | None = None,
+        sampling_params: AnyParams | None = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -477,7 +488,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Conversation,
-        params: AnyParams | None = None,
+        sampling_params: AnyParams | None = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -491,7 +502,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Conversation,
-        params: AnyParams | None = None,
+        sampling_params: AnyParams | None = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -505,7 +516,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Conversation,
-        params: AnyParams | None = None,
+        sampling_params: AnyParams | None = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -519,7 +530,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Conversation,
-        params: AnyParams | None = None,
+        sampling_params: AnyParams | None = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -532,7 +543,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Conversation,
-        params: AnyParams | None = None,
+        sampling_params: AnyParams | None = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -551,7 +562,7 @@ class LLM:
         wanted = wanted_of(type_, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
         shown = None if wanted.choice == "none" else tools
         prompt = self.encode_chat(messages, tools=shown, **template_options)
-        return self._stream(self._encoded_chat(prompt, wanted, "messages"), params, type_)
+        return self._stream(self._encoded_chat(prompt, wanted, "messages"), sampling_params, type_)
 
     def encode_chat(
         self,
@@ -614,9 +625,9 @@ class LLM:
             params, output = self._from_mapping(params, asked)
         if not isinstance(params, SamplingParams | None):
             raise RequestError(
-                "params: takes SamplingParams or a mapping, for several prompts also a list of them, "
-                f"not {type(params).__name__}",
-                param="params",
+                "sampling_params: takes SamplingParams or a mapping, for several prompts also a "
+                f"list of them, not {type(params).__name__}",
+                param="sampling_params",
             )
         params = params if params is not None else self.default_params()
         number = next(self._numbers)
@@ -659,8 +670,9 @@ class LLM:
             own_params = list(params)
             if len(own_params) != len(asked):
                 raise RequestError(
-                    f"params: {len(own_params)} for {len(asked)} prompts; give one, or one each",
-                    param="params",
+                    f"sampling_params: {len(own_params)} for {len(asked)} prompts; give one, or one "
+                    "each",
+                    param="sampling_params",
                 )
         requests = [self._request(a, p) for a, p in zip(asked, own_params, strict=True)]
         outputs: list[GenerationOutput] = []
