@@ -152,7 +152,7 @@ def test_what_is_no_conversation_is_named(llm: LLM, messages: Any) -> None:
         ("prompts[1]", lambda llm: llm.generate(["a", ""], GREEDY)),
         ("prompts[1]", lambda llm: llm.generate(["a", [10**6]], GREEDY)),
         ("prompts[1]", lambda llm: llm.generate(["a", 5], GREEDY)),
-        ("prompts[0]", lambda llm: llm.generate([{"prompt": "x"}], GREEDY)),
+        ("prompts[0]", lambda llm: llm.generate([{"text": "x"}], GREEDY)),
         ("prompt", lambda llm: llm.stream("", GREEDY)),
         ("prompt", lambda llm: llm.stream(None, GREEDY)),
     ],
@@ -171,7 +171,7 @@ def test_prompts_and_messages_may_come_from_an_iterator(llm: LLM) -> None:
     assert len(llm.chat(iter(QUESTION), shortly)) == 1  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("prompts", [None, 5, 0.5, b"x", {"prompt": "x"}, {1, 2}])
+@pytest.mark.parametrize("prompts", [None, 5, 0.5, b"x", {1, 2}])
 def test_what_is_no_prompt_is_named(llm: LLM, prompts: Any) -> None:
     with pytest.raises(RequestError, match=r"^prompts: must be a text, token ids, or a list"):
         llm.generate(prompts, GREEDY)

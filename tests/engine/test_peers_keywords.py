@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from eyas import LLM, RequestError
+from eyas import LLM, RequestError, SamplingParams
 from eyas.config import DraftConfig
 from eyas.core import token_id_of
 
@@ -169,6 +169,40 @@ def test_a_dict_of_sglangs_parameters_is_understood(llm: LLM) -> None:
     question = [{"role": "user", "content": "Hi"}]
     chats = llm.chat(question, sampling_params={"max_new_tokens": 2})
     assert len(chats[0].token_ids) == 2
+
+
+def test_prompts_may_be_the_mappings_of_vllm(llm: LLM) -> None:
+    shortly = SamplingParams(temperature=0, max_tokens=4)
+    (expected,) = llm.generate("The eagle", shortly)
+    ids = llm.tokenizer.encode_prompt("The eagle")
+    given = [
+        {"prompt": "The eagle"},
+        {"prompt_token_ids": ids},
+        {"prompt": "another", "prompt_token_ids": ids, "multi_modal_data": None},
+    ]
+    assert [output.token_ids for output in llm.generate(given, shortly)] == [expected.token_ids] * 3
+    assert llm.generate(given[0], shortly)[0].text == expected.text
+    assert llm.generate({"prompt": "City: "}, output=Literal["Oslo"]) == "Oslo"
+    deltas = llm.stream(given[1], shortly)
+    assert [token for delta in deltas for token in delta.token_ids] == expected.token_ids
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"prompt": 5},
+        {"prompt": [1, 2]},
+        {"text": "x"},
+        {"prompt": "x", "multi_modal_data": {"image": 1}},
+    ],
+)
+def test_other_mappings_are_no_prompts(llm: LLM, wrong: dict[str, object]) -> None:
+    for prompts, name in ((wrong, "prompts"), (["a", wrong], r"prompts\[1\]")):
+        with pytest.raises(RequestError, match=f"^{name}: a mapping takes a text as prompt, or"):
+            llm.generate(prompts)
+    with pytest.raises(RequestError, match=r"^prompt: a mapping takes"):
+        llm.stream(wrong)
 
 
 def test_a_dict_ends_where_sglang_ends(llm: LLM) -> None:

@@ -25,7 +25,8 @@ from eyas.typed import Grammar, Regex, Typed
 
 log = logging.getLogger(__name__)
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or vLLM's mapping of one of them: `prompt`, `prompt_token_ids`."""
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
 AnyParams = SamplingParams | Mapping[str, Any]
@@ -101,10 +102,10 @@ def nth_seed(seed: int, number: int) -> int:
 
 
 def split_prompts(prompts: Any) -> tuple[list[Any], bool]:
-    """Return the prompts, and whether it is one (a text or token ids) that was not in a list."""
-    if isinstance(prompts, str) or hasattr(prompts, "shape"):
+    """Return the prompts, and whether it is one (a `Prompt`) that was not in a list."""
+    if isinstance(prompts, str | Mapping) or hasattr(prompts, "shape"):
         return [prompts], True
-    if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping | Set | bytes):
+    if not isinstance(prompts, Iterable) or isinstance(prompts, Set | bytes):
         raise RequestError(
             "prompts: must be a text, token ids, or a list of either, not "
             f"{type(prompts).__name__}",
@@ -114,6 +115,24 @@ def split_prompts(prompts: Any) -> tuple[list[Any], bool]:
     first = listed[0] if listed else ""
     is_one = isinstance(first, Number) or getattr(first, "shape", None) == ()
     return ([listed], True) if is_one else (listed, False)
+
+
+def text_or_ids(prompt: Prompt, param: str) -> str | Sequence[int]:
+    """Return what a mapping holds; the ids if it has both. Raises RequestError for other mappings.
+
+    param: the argument that the prompt came in.
+    """
+    if not isinstance(prompt, Mapping):
+        return prompt
+    given = {key: value for key, value in prompt.items() if value is not None}
+    text, ids = given.pop("prompt", None), given.pop("prompt_token_ids", None)
+    if given or (ids is None and not isinstance(text, str)):
+        raise RequestError(
+            f"{param}: a mapping takes a text as prompt, or prompt_token_ids; this one has "
+            f"{', '.join(map(repr, prompt)) or 'nothing'}",
+            param=param,
+        )
+    return text if ids is None else ids
 
 
 def as_list(messages: Any) -> list[Any]:

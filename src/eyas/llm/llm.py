@@ -46,6 +46,7 @@ from eyas.llm.arguments import (
     naming,
     nth_seed,
     split_prompts,
+    text_or_ids,
     wanted_of,
 )
 from eyas.llm.shared_engine import SharedEngine
@@ -248,7 +249,8 @@ class LLM:
     ) -> Any:
         """Continue prompts. Returns one GenerationOutput a prompt, in order.
 
-        prompts: one or several, each a text or token ids (a list, tuple, NumPy array or tensor).
+        prompts: one or several, each a text, token ids (a list, tuple, NumPy array or tensor), or
+        vLLM's mapping {"prompt": text} or {"prompt_token_ids": ids}.
         sampling_params: for all prompts, or one for each. output: what the continuation must be, as in
         `chat`.
         """
@@ -600,10 +602,11 @@ class LLM:
     def _encoded(self, prompt: Prompt, type_: Typed | None, param: str) -> EncodedPrompt:
         """Encode a prompt and its output type. param: as in `EncodedPrompt`."""
         output = None if type_ is None else OutputSpec(root=type_.node, param="output")
-        if isinstance(prompt, str):
-            ids = require_tokenizer(self._tokenizer, param).encode_prompt(prompt)
+        content = text_or_ids(prompt, param)
+        if isinstance(content, str):
+            ids = require_tokenizer(self._tokenizer, param).encode_prompt(content)
         else:
-            ids = as_token_ids(prompt, param)
+            ids = as_token_ids(content, param)
         return EncodedPrompt(ids, param, output)
 
     def _encoded_chat(self, prompt: list[int], wanted: Wanted, param: str) -> EncodedPrompt:
