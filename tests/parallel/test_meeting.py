@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas import builtin
-from eyas.config import EngineConfig, ModelConfig, ParallelConfig
-from eyas.engine.rank_group import _close_in, meeting_of
+from eyas.config import EngineConfig, ParallelConfig
+from eyas.engine.rank_group import _close_in, located, meeting_of
 from eyas.models.digest import model_digest
 from eyas.parallel.group import FRAME, Group, Meeting, meet
 from eyas.parallel.lost import GroupLost
@@ -81,8 +81,8 @@ def test_ranks_that_were_started_differently_refuse_each_other(
     configs = [
         EngineConfig(parallel=ParallelConfig(**each)) for each in (settings, settings | changes)
     ]
-    here = builtin.path()
-    ends = together(*(meeting_of(config, rank, place, here) for rank, config in enumerate(configs)))
+    here = [located(config, builtin.path()) for config in configs]
+    ends = together(*(meeting_of(config, rank, place) for rank, config in enumerate(here)))
     for end in ends:
         assert isinstance(end, ValueError)
         assert words in str(end) and "rank 0" in str(end) and "rank 1" in str(end)
@@ -104,7 +104,7 @@ def test_where_the_model_is_stored_is_a_matter_of_each_machine(tmp_path: Path) -
     name = next(name for name in tensors if "q_proj" in name)
     save_file(tensors | {name: tensors[name] * 1.5}, file, {"format": "pt"})
     terms = [
-        meeting_of(EngineConfig(model=ModelConfig(path=name)), rank, "h:1", tmp_path / name).terms
+        meeting_of(located(EngineConfig(), tmp_path / name), rank, "h:1").terms
         for rank, name in enumerate(("a", "b", "other"))
     ]
     assert terms[0] == terms[1]

@@ -64,12 +64,18 @@ def exchanged_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     )
 
 
-def meeting_of(config: EngineConfig, rank: int, place: str, directory: Path) -> Meeting:
-    """Return where a rank meets the others, and what it must have in common with them. directory: of
-    the model's files on this machine."""
+def located(config: EngineConfig, directory: Path | str) -> EngineConfig:
+    """Return a configuration whose model is in this directory, so that it is not looked for again."""
+    here = msgspec.structs.replace(config.model, path=str(directory), offline=True)
+    return msgspec.structs.replace(config, model=here)
+
+
+def meeting_of(config: EngineConfig, rank: int, place: str) -> Meeting:
+    """Return where a rank meets the others, and what it must have in common with them. config: as
+    `located` returns it."""
     parallel, model = config.parallel, config.model
     terms = {
-        "the model's files": model_digest(directory)[:16],
+        "the model's files": model_digest(Path(model.path))[:16],
         "the version of eyas": _installed_version(),
         "the version of torch": torch.__version__.partition("+")[0],
         "parallel.dp": parallel.dp,
@@ -123,13 +129,10 @@ class Ranks:
                 closing.callback(place.remove)
                 where = place.path
             assert where is not None
-            here = msgspec.structs.replace(config.model, path=directory, offline=True)
-            found = msgspec.structs.replace(config, model=here)
+            found = located(config, directory)
             self._processes = RankProcesses(found, where, command)
             closing.callback(self._processes.close)
-            self.group = _met(
-                meeting_of(config, 0, where, Path(directory)), hardware.device, self._processes
-            )
+            self.group = _met(meeting_of(found, 0, where), hardware.device, self._processes)
             closing.callback(self.group.abort, "the engine was shut down")
             self.leader = Leader(self.group)
             closing.callback(self.leader.end)

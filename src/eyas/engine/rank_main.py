@@ -24,7 +24,7 @@ from eyas import logs, wire
 from eyas.cache.store import KVScales
 from eyas.children import freeze_loaded
 from eyas.config import EngineConfig
-from eyas.engine.rank_group import meeting_of, shard_of
+from eyas.engine.rank_group import located, meeting_of, shard_of
 from eyas.engine.startup.cache_size import MAP_BYTES
 from eyas.engine.startup.kv_format import resolve_kv_dtype
 from eyas.engine.startup.load import (
@@ -101,11 +101,10 @@ def _end_with(lifeline: int) -> None:
 
 def follow(setup: wire.RankSetup, load: LoadModel) -> None:
     """Meet the other ranks, load this rank's part of the model, and run what rank 0 announces."""
-    config = setup.config
-    hardware = open_hardware(config, setup.local_rank)
-    named = config.model
-    directory = locate_model(named.path, named.revision, named.offline)
-    group = meet(meeting_of(config, setup.rank, setup.place, directory), hardware.device)
+    hardware = open_hardware(setup.config, setup.local_rank)
+    named = setup.config.model
+    config = located(setup.config, locate_model(named.path, named.revision, named.offline))
+    group = meet(meeting_of(config, setup.rank, setup.place), hardware.device)
     shard = replace(shard_of(config, hardware.device, group.rank), group=group)
     model, kv_scales = load(config, hardware, shard)
     local = of_rank(model.spec, shard)

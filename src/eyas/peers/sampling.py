@@ -76,8 +76,6 @@ def fields_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
             raise RequestError(f"{name}: is given under two names; give one of them", param=name)
         if value is not None:
             fields[ours] = value
-    if isinstance(fields.get("stop"), str):
-        fields["stop"] = (fields["stop"],)
     for name in ("stop", "stop_token_ids"):
         if isinstance(fields.get(name), list):
             fields[name] = tuple(fields[name])

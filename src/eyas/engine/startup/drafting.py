@@ -183,13 +183,14 @@ def _refuse_other_heads(source: Path) -> None:
 
 def _note_tokenizer(source: Path, directory: Path) -> None:
     """Log a warning if a draft model's tokens are not those of the target, whose ids it is given."""
-    vocabularies = []
-    for folder in (source, directory):
-        try:
-            text = (folder / "tokenizer.json").read_text(encoding="utf-8")
-            vocabularies.append(json.loads(text)["model"]["vocab"])
-        except (OSError, ValueError, KeyError, TypeError):
+    files = [folder / "tokenizer.json" for folder in (source, directory)]
+    try:
+        texts = [file.read_text(encoding="utf-8") for file in files]
+        if texts[0] == texts[1]:
             return
+        vocabularies = [json.loads(text)["model"]["vocab"] for text in texts]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
     if vocabularies[0] != vocabularies[1]:
         log.warning(
             "the tokenizer of the draft model %s is not the target's; most drafts will be refused",
