@@ -100,7 +100,7 @@ def test_packed_experts_have_the_bits_of_the_values(layout: Layout) -> None:
         for count in (1, 2, 8, 16, 17, 64, 300, 700):
             inputs = (x_TD[:count], experts_TK[:count], weights_TK[:count])
             found = apply_experts(*inputs, gate_up, down, *biases, activation)
-            if layout.kind != "fp8":
+            if not layout.scales_sums:
                 expected = apply_experts(*inputs, *plain, *biases, activation)
                 assert torch.equal(found, expected), (activation, count)
                 continue
@@ -112,7 +112,7 @@ def test_packed_experts_have_the_bits_of_the_values(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("power", [-40, 0, 40])
-@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[3]], ids=str)
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[3], LAYOUTS[4]], ids=str)
 def test_every_number_has_its_value_beside_rows_of_any_size(layout: Layout, power: int) -> None:
     """Numbers that are subnormal where they are placed, too."""
     weight = layout.empty(256, 256, dtype=torch.bfloat16, device=CUDA)
@@ -121,10 +121,8 @@ def test_every_number_has_its_value_beside_rows_of_any_size(layout: Layout, powe
     if layout.kind == "fp8":
         codes = stored_fp8(codes)
     weight.numbers.copy_(codes)
-    if layout.kind == "fp8":
-        weight.scales.fill_(1.0)
-    else:
-        weight.scales.fill_(0x7F7F7F7F)
+    ones = {"fp8": 1.0, "mxfp4": 0x7F7F7F7F, "int4": 11 << 16 | 0x3F80}  # with a zero point
+    weight.scales.fill_(ones[layout.kind])
     x_TI = torch.eye(256, device=CUDA, dtype=torch.bfloat16) * 2.0**power
     found = gemm.product(x_TI, weight, out_dtype=torch.float32)
     assert torch.equal(found, (dequantised(weight).float() * 2.0**power).t())
@@ -150,7 +148,7 @@ def test_a_layer_has_the_bits_of_its_weight_by_every_variant(layout: Layout, exa
         assert torch.equal(packed.gated(x), expected_gated(x, source, PLAIN)), count
         expected = summed(expected_product(x, source, PLAIN, num_splits=PARTS_SPLITS))
         assert torch.equal(summed(packed.parts(x)), expected), count
-        is_divided = layout.kind == "fp8"
+        is_divided = layout.scales_sums
         assert torch.equal(summed(packed.heads(x)), expected if is_divided else packed(x)), count
 
 
@@ -191,12 +189,11 @@ def test_heads_of_a_row_are_the_same_in_any_call(layout: Layout, bias: bool) -> 
 
 @pytest.mark.parametrize("name", ["fp8 blocks", "compressed fp8 channels", "awq rows"])
 def test_an_engine_answers_alike_in_any_company(name: str, tmp_path: Path) -> None:
-    """And with integers as with their values; FP8's values are rounded where they are stored."""
     directory = write_layers(tmp_path / "model", "experts")
-    plain = write_quantised(directory, CASES[name])
+    write_quantised(directory, CASES[name])
     storage = ModelFiles.open(directory).storage
     assert storage.layouts, storage.description
-    with make(directory if "fp8" in name else plain, "root", "bfloat16") as llm:
+    with make(directory, "root", "bfloat16") as llm:
         expected = shown(ask(llm, PROMPTS, batch=1))
     for drafter, batch in (("root", 1), ("root", len(PROMPTS)), ("tree", 4)):
         with make(directory, drafter, "bfloat16") as llm:

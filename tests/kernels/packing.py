@@ -33,8 +33,10 @@ def random_weight(
     if layout.kind == "fp8":
         weight.scales.mul_(0.5 + torch.rand(weight.scales.shape, generator=generator))
     elif layout.kind == "mxfp4":
-        exponents = weight.scales.view(torch.uint8)
-        exponents -= torch.randint(0, 4, exponents.shape, generator=generator).to(torch.uint8)
+        for place in range(0, 32, 8):
+            weight.scales.sub_(
+                torch.randint(0, 4, weight.scales.shape, generator=generator) << place
+            )
     else:
         weight.scales.add_(torch.randint(0, 90, weight.scales.shape, generator=generator))
         zeros = torch.randint(-8, 8, weight.scales.shape, generator=generator)
@@ -49,12 +51,12 @@ def stored_fp8(numbers: torch.Tensor) -> torch.Tensor:
     return arrange(numbers.masked_fill((numbers & 0x7F) == 0x7F, 0), "fp8")
 
 
-def plain_tile(tile: Tile, layout: Layout, device: torch.device) -> Tile:
+def plain_tile(tile: Tile, device: torch.device) -> Tile:
     """The tile with which values are added up in the same steps. A device adds up 16 columns at a time
     whatever the tile; numpy, in the interpreter, those of a step."""
     if device.type == "cuda":
         return tile
-    return replace(tile, block_k=32 if layout.kind == "int4" else STEP)
+    return replace(tile, block_k=STEP)
 
 
 def expected_product(
@@ -67,10 +69,10 @@ def expected_product(
 ) -> torch.Tensor:
     """What `gemm.product` is of a packed weight, by products of stored values alone.
 
-    FP8: the scale of a block is applied to the sum of its columns.
+    FP8 and integers: the scale of a block is applied to the sum of its columns.
     """
-    plain = plain_tile(tile, weight.layout, x_TI.device)
-    if weight.layout.kind != "fp8":
+    plain = plain_tile(tile, x_TI.device)
+    if not weight.layout.scales_sums:
         return gemm.product(
             x_TI,
             dequantised(weight),
@@ -85,13 +87,24 @@ def expected_product(
     return (planes[0] + (0 if bias_O is None else bias_O.float())).to(x_TI.dtype)
 
 
+def unscaled(weight: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """The numbers [O, I] whose sums are scaled, in the weight's type, and the float32 scales [O, G]."""
+    if weight.layout.kind == "fp8":
+        ones = torch.ones_like(weight.scales)
+        return dequantised(replace(weight, scales=ones)), weight.scales
+    kind = getattr(torch, weight.layout.scale_dtype)
+    one = int(torch.ones((), dtype=kind).view(torch.int16))
+    scales = weight.scales.to(torch.int16).view(kind).float()
+    return dequantised(replace(weight, scales=(weight.scales & ~0xFFFF) | one)), scales
+
+
 def expected_sums(
     x_TI: torch.Tensor, weight: PackedWeight, tile: Tile, num_splits: int = 1
 ) -> list[torch.Tensor]:
-    """The float32 sums [T, O] of each split of columns of a product with FP8."""
-    plain = plain_tile(tile, weight.layout, x_TI.device)
-    unscaled = replace(weight, scales=torch.ones_like(weight.scales))
-    numbers_OI, width = dequantised(unscaled), gemm.split_columns(weight.num_columns, num_splits)
+    """The float32 sums [T, O] of each split of columns of a product whose sums are scaled."""
+    plain = plain_tile(tile, x_TI.device)
+    numbers_OI, scales_OG = unscaled(weight)
+    width = gemm.split_columns(weight.num_columns, num_splits)
     planes = []
     for first in range(0, num_splits * width, width):
         total_TO = x_TI.new_zeros(len(x_TI), len(weight), dtype=torch.float32)
@@ -101,7 +114,7 @@ def expected_sums(
             x = x_TI[:, part].contiguous()
             sums_TO = gemm.product(x, numbers, tile=plain, out_dtype=torch.float32, pdl=False)
             group = start // weight.layout.columns if weight.layout.columns else 0
-            scale_O = weight.scales[:, group].repeat_interleave(weight.layout.rows)
+            scale_O = scales_OG[:, group].repeat_interleave(weight.layout.rows)
             total_TO = added(total_TO, sums_TO, scale_O[: len(weight)])
         planes.append(total_TO)
     return planes
@@ -111,8 +124,8 @@ def expected_gated(
     x_TI: torch.Tensor, weight: PackedWeight, tile: Tile, bias_O: torch.Tensor | None = None
 ) -> torch.Tensor:
     """What `gemm.gated_product` is of a packed weight."""
-    if weight.layout.kind != "fp8":
-        plain = plain_tile(tile, weight.layout, x_TI.device)
+    if not weight.layout.scales_sums:
+        plain = plain_tile(tile, x_TI.device)
         return gemm.gated_product(x_TI, dequantised(weight), tile=plain, bias_2F=bias_O, pdl=False)
     return gated_silu(expected_product(x_TI, weight, tile, bias_O=bias_O))
 

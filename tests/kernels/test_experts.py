@@ -286,7 +286,7 @@ def test_they_compile_for_hopper() -> None:
     numbers = dict.fromkeys(
         (
             *("num_rows", "num_assigned", "num_out", "num_columns", "x_stride"),
-            *("weight_stride", "scales_stride"),
+            *("weight_stride", "scales_stride", "scales_expert_stride"),
         ),
         "i32",
     )

@@ -253,7 +253,7 @@ def hopper_job(
         numbers, word, scale = {
             "fp8": (4, "*i32", "*fp32"),
             "mxfp4": (8, "*i32", "*i32"),
-            "int4": (2, "*u8", "*i32"),
+            "int4": (8, "*i32", "*i32"),
         }[layout.kind]
         signature |= {"weight_OI": word, "scales_OG": scale}
         constants |= {"NUMBERS": numbers, "BLOCK_K": max(128, tile.block_k)}
@@ -324,9 +324,10 @@ def test_tiles_compile_for_hopper_within_its_means() -> None:
         assert compiled.uses_wgmma and compiled.num_spilled == 0, (job, compiled)
         assert compiled.shared <= MOST_SHARED, (job, compiled)
     first, *tiles = dict.fromkeys(tile for most, _ in TILES for tile in packed_tiles_for(most))
-    by_block, by_row, fp4, int4 = (LAYOUTS[index] for index in (0, 2, 3, 4))
+    by_block, by_row, fp4, int4, int4_by_row = (LAYOUTS[index] for index in (0, 2, 3, 4, 6))
     jobs = [hopper_job(tile, layout=by_block) for tile in hardest(tiles)]
     jobs += [hopper_job(first, even=False, layout=layout) for layout in (by_row, fp4, int4)]
+    jobs += [hopper_job(first, "fp16", layout=int4_by_row)]
     jobs += [
         hopper_job(tile, out="bf16", gated=True, layout=fp4)
         for tile in (tiles[-1], *drawn((), (first,)))

@@ -97,7 +97,7 @@ def test_packed_experts_have_the_bits_of_unpacked_ones(
     gate_up = random_weight(layout, num_experts, 2 * size, num_in, **kinds)
     down = random_weight(layout, num_experts, num_in, size, **kinds)
     biases = numbers(num_experts, 2 * size, **kinds), numbers(num_experts, num_in, **kinds)
-    for num_rows in (1, 9):
+    for num_rows in (1, 7):
         x_TI = numbers(num_rows, num_in, **kinds)
         generator = torch.Generator().manual_seed(num_rows)
         scores = torch.rand(num_rows, num_experts, generator=generator)
@@ -107,8 +107,8 @@ def test_packed_experts_have_the_bits_of_unpacked_ones(
         x_NF = numbers(2 * num_rows, size, **kinds)
         gated_NF = experts.gated_product(x_TI, gate_up, biases[0], experts_TK, 2, activation, tile)
         out_KTO = experts.weighted_product(x_NF, down, biases[1], experts_TK, weights_TK, tile)
-        if layout.kind != "fp8":
-            plain = plain_tile(tile, layout, device)
+        if not layout.scales_sums:
+            plain = plain_tile(tile, device)
             chosen = experts_TK, weights_TK, plain
             expected_NF = experts.gated_product(
                 x_TI, dequantised(gate_up), biases[0], experts_TK, 2, activation, plain
@@ -135,8 +135,6 @@ def test_rows_of_a_packed_weight_are_filled_one_after_another() -> None:
             for rows in (slice(0, 128), slice(128, 256)):
                 copy[expert][rows].copy_(whole[expert][rows])
         assert torch.equal(dequantised(copy), dequantised(whole))
-        flat = dequantised(whole.flatten(0, 1))
-        assert torch.equal(flat, dequantised(whole).flatten(0, 1))
         assert whole[0].num_bytes == layout.bytes_of(256, 320)
 
 
@@ -151,7 +149,8 @@ def test_every_number_has_its_value(kind: str) -> None:
         weight.numbers.copy_(stored_fp8(codes))
         weight.scales.copy_(torch.logspace(-30, 30, 64)[:, None])
     elif kind == "mxfp4":
-        weight.scales.view(torch.uint8).copy_(torch.arange(64 * 8).remainder(250).view(64, 8))
+        exponents = torch.arange(64 * 8).remainder(250).to(torch.uint8).view(64, 8)
+        weight.scales.copy_(exponents.view(torch.int32))
     else:
         weight.scales.copy_((torch.arange(64)[:, None] % 16 << 16) | 0x3C01)
     plain_OI = dequantised(weight)
@@ -176,15 +175,17 @@ def test_bits_of_fp8_are_where_instructions_look_for_them() -> None:
 
 
 def test_bits_of_fp4_are_where_instructions_look_for_them() -> None:
-    """Three of four numbers as bfloat16 has them after one shift, and the fourth in the bits that are
-    left (`kernels.unpack`, whose instructions the interpreter does not run)."""
-    numbers = torch.randint(0, 16, (500, 4), dtype=torch.uint8)
+    """Of eight numbers those of two halves of a word as bfloat16 has them, after one shift or rotation
+    (`kernels.unpack`, whose instructions the interpreter does not run)."""
+    numbers = torch.randint(0, 16, (500, 8), dtype=torch.uint8)
     stored = fp4_bytes(numbers)
     assert torch.equal(fp4_numbers(stored), numbers)
-    low, high = stored.int().unbind(-1)
-    halves = low | high << 8
-    wanted = (numbers.int() >> 3) << 15 | (numbers.int() & 7) << 6
-    for slot in range(3):
-        assert torch.equal((halves << 3 * slot) & 0x81C0, wanted[:, slot])
-    top = (halves << 1 & 0x8000) | (halves >> 5 & 0x0100) | (halves >> 4 & 0x00C0)
-    assert torch.equal(top, wanted[:, 3])
+    word = stored.view(torch.int32).long().squeeze(1) & 0xFFFFFFFF
+    sizes, signs = numbers.long() & 7, numbers.long() >> 3
+    halves = (signs << 15 | sizes << 6).unflatten(1, (2, 4))
+    wanted = halves[:, 0] | halves[:, 1] << 16
+    moved = (word << 6, word << 2, word >> 4 | word << 28)
+    for slot, bits in enumerate(moved):
+        assert torch.equal(bits & 0x81C081C0, wanted[:, slot])
+    fourth = (word >> 8 & 0x00400040) | (word & 0x81808180)
+    assert torch.equal(fourth, wanted[:, 3])

@@ -484,8 +484,16 @@ def test_a_report_counts_what_was_searched(
     assert search.report() == (0, 0, 0.0), "nothing new to tell"
 
 
+PACKED = (
+    Layout("fp8", 128, 128),
+    Layout("fp8", 1, 0),
+    Layout("mxfp4", 1, 32),
+    Layout("int4", 1, 128, "float16"),
+)
+
+
 def test_packed_weights_have_variants_and_cached_choices_of_their_own() -> None:
-    layouts = (None, Layout("fp8", 128, 128), Layout("fp8", 1, 0), Layout("mxfp4", 1, 32))
+    layouts = (None, *PACKED)
     products = [Product(4096, 4096, BF16, "gated", layout=layout) for layout in layouts]
     assert len({str(product) for product in products}) == len(layouts)
     for product in products[1:]:
@@ -501,12 +509,12 @@ def test_packed_weights_have_variants_and_cached_choices_of_their_own() -> None:
             assert [e.tile for e in more] == list(staged_tiles_for(num_rows) if is_staged else ())
 
 
-def test_fp8_leaves_parts_of_heads_and_packed_sums_are_folded_for_many_rows() -> None:
-    for layout in (None, Layout("fp8", 128, 128), Layout("fp8", 1, 0), Layout("mxfp4", 1, 32)):
+def test_scaled_sums_leave_parts_of_heads_and_packed_ones_are_folded_for_many_rows() -> None:
+    for layout in (None, *PACKED):
         for role in ROLES[:4]:
             product = Product(96, 64, BF16, role, layout=layout)
-            is_fp8 = layout is not None and layout.kind == "fp8"
-            is_divided = role == "parts" or (role == "heads" and is_fp8)
+            is_scaled = layout is not None and layout.scales_sums
+            is_divided = role == "parts" or (role == "heads" and is_scaled)
             assert product.num_splits == (4 if is_divided else 1)
             for bucket in BUCKETS:
                 variants = candidates(product, bucket, library=False)

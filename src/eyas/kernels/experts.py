@@ -28,7 +28,7 @@ Tiles = tuple[torch.Tensor, torch.Tensor]
 """The expert of each tile int32 [P], and its assignments int32 [P, X] (`ops.tile_experts`)."""
 MAX_TILED = 1024
 """Up to this many assignments every program looks at all of them; more are sorted."""
-FEW = 128
+FEW = 16
 """Up to this many, the programs of a product do so themselves, which takes less time than a kernel."""
 
 
@@ -100,6 +100,7 @@ def expert_product_kernel(
     x_stride,
     weight_stride,
     scales_stride,
+    scales_expert_stride,
     NUM_CHOSEN: tl.constexpr,
     BLOCK_FEW: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -172,12 +173,11 @@ def expert_product_kernel(
     x_row_at_X = x_TI + x_row_X * x_stride
     weight_at_O = weight_EOI + (expert * weight_rows + weight_row_O) * weight_stride
     if LAYOUT != "plain":
-        scale_rows = (weight_rows + SCALE_ROWS - 1) // SCALE_ROWS
-        scale_row_O = expert * scale_rows + weight_row_O // SCALE_ROWS
+        scales_O = scales_EOG + expert * scales_expert_stride + weight_row_O // SCALE_ROWS
         total = accumulate_packed(
-            x_row_at_X, weight_at_O, scales_EOG + scale_row_O * scales_stride, is_row_1X, is_out_O1, 0,
-            num_columns, num_columns, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, NUM_STAGES, EVEN_OUT, EVEN_K,
-            LAYOUT, SCALE, SCALE_COLUMNS, NUMBERS,
+            x_row_at_X, weight_at_O, scales_O, is_row_1X, is_out_O1, 0, num_columns, num_columns,
+            scales_stride, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, NUM_STAGES, EVEN_OUT, EVEN_K, LAYOUT, SCALE,
+            SCALE_COLUMNS, NUMBERS,
         )  # fmt: skip
     else:
         x_IX = x_row_at_X[None, :] + inner[:, None]
@@ -316,7 +316,8 @@ def _launch(
         num_columns,
         x.stride(0),
         weight_EOI.stride(1),
-        0 if scales_EOG is None else scales_EOG.stride(1),
+        0 if scales_EOG is None else scales_EOG.stride(2),
+        0 if scales_EOG is None else scales_EOG.stride(0),
         NUM_CHOSEN=num_chosen,
         BLOCK_FEW=block_few,
         BLOCK_OUT=tile.block_out,

@@ -101,10 +101,10 @@ def product_kernel(
     MORE_ROWS: the tile has so many rows more, with sums of their own, since a block's height is a power
     of two; the copy engine brings them.
     x_blocks, more_blocks, weight_blocks: tensor descriptors of x and weight, None but BY_COPY_ENGINE.
-    LAYOUT: of a packed weight, or "plain"; then weight_OI points to words or bytes of so many NUMBERS,
-    and scales_OG, SCALE, SCALE_ROWS and SCALE_COLUMNS describe the scales (`packed.Layout`).
-    weight_stride: of its rows. PREFETCH: lines of each row's part in a split that are prefetched.
-    NUM_STAGES: of the loop over its columns.
+    LAYOUT: of a packed weight, or "plain"; then weight_OI points to words of so many NUMBERS, and
+    scales_OG, SCALE, SCALE_ROWS and SCALE_COLUMNS describe the scales (`packed.Layout`).
+    weight_stride: of its rows. scales_stride: from one scale of a row to the next. PREFETCH: lines of
+    each row's part in a split that are prefetched. NUM_STAGES: of the loop over its columns.
     """
     columns_of_tile: tl.constexpr = BLOCK_OUT // 2 if GATED else BLOCK_OUT
     PAIRED: tl.constexpr = GATED and BY_COPY_ENGINE
@@ -165,9 +165,9 @@ def product_kernel(
     else:
         if LAYOUT != "plain":
             total = accumulate_packed(
-                x_row_T, weight_row_at_O, scales_OG + weight_row_O // SCALE_ROWS * scales_stride,
-                is_row_1T, is_out_O1, first, last, num_columns, BLOCK_OUT, BLOCK_ROWS, BLOCK_K,
-                NUM_STAGES, EVEN_OUT, EVEN_K, LAYOUT, SCALE, SCALE_COLUMNS, NUMBERS,
+                x_row_T, weight_row_at_O, scales_OG + weight_row_O // SCALE_ROWS, is_row_1T, is_out_O1,
+                first, last, num_columns, scales_stride, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, NUM_STAGES,
+                EVEN_OUT, EVEN_K, LAYOUT, SCALE, SCALE_COLUMNS, NUMBERS,
             )  # fmt: skip
             more = zeros(BLOCK_OUT, 0)
         else:
@@ -183,8 +183,8 @@ def product_kernel(
             last = min(first + split_columns, num_columns)
             if LAYOUT != "plain":
                 total += accumulate_packed(
-                    x_row_T, weight_row_at_O, scales_OG + weight_row_O // SCALE_ROWS * scales_stride,
-                    is_row_1T, is_out_O1, first, last, num_columns, BLOCK_OUT, BLOCK_ROWS, BLOCK_K,
+                    x_row_T, weight_row_at_O, scales_OG + weight_row_O // SCALE_ROWS, is_row_1T,
+                    is_out_O1, first, last, num_columns, scales_stride, BLOCK_OUT, BLOCK_ROWS, BLOCK_K,
                     NUM_STAGES, EVEN_OUT, EVEN_K, LAYOUT, SCALE, SCALE_COLUMNS, NUMBERS,
                 )  # fmt: skip
             else:
@@ -402,7 +402,7 @@ def _launch(
         split_width,
         x_TI.stride(0),
         weight_OI.stride(0),
-        0 if scales_OG is None else scales_OG.stride(0),
+        0 if scales_OG is None else scales_OG.stride(1),
         group_tiles,
         num_groups,
         BLOCK_OUT=tile.block_out,

@@ -187,10 +187,10 @@ def _sum(
         weight_row_M = first_out + place_M
         last_row = num_out - 1
     weight_row_M = gl.minimum(weight_row_M, last_row)
-    scales_M = scales_OG + weight_row_M // SCALE_ROWS * scales_stride
+    scales_M = scales_OG + weight_row_M // SCALE_ROWS
     GROUP: gl.constexpr = SCALE_COLUMNS if SCALE_COLUMNS > 0 else 1 << 30  # one of all columns
     last_group = (num_columns - 1) // GROUP
-    scale_M = gl.load(scales_M + gl.minimum(first_column // GROUP, last_group))
+    scale_M = gl.load(scales_M + gl.minimum(first_column // GROUP, last_group) * scales_stride)
     zeros_MN = gl.zeros((OUT, ROWS), gl.float32, sums)
     total_MN = zeros_MN
     stage, phase = 0, 0
@@ -198,7 +198,8 @@ def _sum(
         next_scale_M = scale_M
         if SCALE_COLUMNS > 0:
             column = first_column + (block + 1) * _COLUMNS
-            next_scale_M = gl.load(scales_M + gl.minimum(column // GROUP, last_group))
+            group = gl.minimum(column // GROUP, last_group)
+            next_scale_M = gl.load(scales_M + group * scales_stride)
         mbarrier.wait(full_Q.index(stage), phase)
         numbers_MI = _operand(words_QOW.index(stage), operand, dtype, GATED)
         x_IN = x_QTI.index(stage).permute((1, 0))
@@ -325,7 +326,7 @@ def launch(
         num_out,
         num_columns,
         split_columns,
-        weight.scales.stride(0),
+        weight.scales.stride(1),
         SCALE_ROWS=weight.layout.rows,
         SCALE_COLUMNS=weight.layout.num_splittable,
         STAGES=tile.num_stages,

@@ -47,6 +47,11 @@ class Layout:
         return 1 if self.kind == "fp8" else 2
 
     @property
+    def scales_sums(self) -> bool:
+        """Whether a product multiplies sums of STEP columns by scales, and not each number."""
+        return self.kind != "mxfp4"
+
+    @property
     def num_splittable(self) -> int:
         """The columns of a scale, or of the word that holds it; 0 are all."""
         return STEP if self.kind == "mxfp4" else self.columns
@@ -80,12 +85,12 @@ class Layout:
         )
         scales = torch.zeros(
             *outer,
-            -(-num_rows // self.rows),
             self.num_scales(num_columns),
+            -(-num_rows // self.rows),
             dtype=torch.float32 if self.kind == "fp8" else torch.int32,
             device=device,
         )
-        return PackedWeight(self, numbers, scales, num_columns, dtype)
+        return PackedWeight(self, numbers, scales.mT, num_columns, dtype)
 
     def __str__(self) -> str:
         columns = self.columns or "all"
@@ -97,7 +102,8 @@ class PackedWeight:
     """A weight [O, I] or [E, O, I] whose values are not stored.
 
     numbers: uint8, of each row `layout.num_bytes`. scales: of each block of `layout.rows` rows
-    `layout.num_scales`, float32 or words of int32. dtype: of the values.
+    `layout.num_scales`, float32 or words of int32; those of neighbouring blocks of rows are next to
+    each other in memory, because a program reads those of all its rows at once. dtype: of the values.
     """
 
     layout: Layout
@@ -125,7 +131,7 @@ class PackedWeight:
         return self.numbers.dim()
 
     def is_contiguous(self) -> bool:
-        return self.numbers.is_contiguous() and self.scales.is_contiguous()
+        return self.numbers.is_contiguous() and self.scales.mT.is_contiguous()
 
     def __getitem__(self, index: int | slice) -> PackedWeight:
         """Return an expert, or experts; or, of [O, I], rows that begin where a block of rows does."""
@@ -156,11 +162,6 @@ class PackedWeight:
             self.dtype,
         )
 
-    def flatten(self, first: int, last: int) -> PackedWeight:
-        """Return the rows of all experts as one matrix."""
-        assert (first, last) == (0, 1) and self.shape[1] % self.layout.rows == 0
-        return self._of(self.numbers.flatten(0, 1), self.scales.flatten(0, 1))
-
     def unsqueeze(self, dim: int) -> PackedWeight:
         """Return [O, I] as the weight [1, O, I] of one expert."""
         assert dim == 0
@@ -185,7 +186,7 @@ class PackedWeight:
             self.scales.fill_(scale)
         elif self.layout.kind == "mxfp4":
             exponent = 127 + round(math.log2(scale))
-            self.scales.view(torch.uint8).fill_(exponent)
+            self.scales.fill_(int.from_bytes(bytes([exponent] * 4), "little", signed=True))
         else:
             half = torch.tensor(scale, dtype=getattr(torch, self.layout.scale_dtype))
             self.scales.fill_((8 << 16) | (int(half.view(torch.int16)) & 0xFFFF))

@@ -7,7 +7,8 @@ Does not know: scales of FP8 and of integers, which the sums are multiplied by.
 
 How: the bits of an FP8 or FP4 number, placed where a number of 16 bits has its sign and the end of its
 exponent, are that number times a power of two, subnormal ones too. One multiplication of a pair undoes
-it.
+it. An integer in the last bits of 128 (bfloat16) or 1024 (float16) is added to it, and one subtraction
+of a pair takes that and the zero point away.
 
 Legend: O rows of a weight, W words, I columns.
 """
@@ -23,9 +24,6 @@ FP4_UNIT = tl.constexpr(2.0**126)
 """An FP4 number in the upper bits of a float32 is so many times too small."""
 FP4_SHRUNK = tl.constexpr(2.0**64)
 """Values of FP4 in bfloat16 are so many times too small, for scales up to 2^65 to have a place."""
-INTEGER_BITS = tl.constexpr(0x4B000000)
-INTEGER_UNIT = tl.constexpr(8388608.0)
-"""An integer below 2^23 in the lower bits of this float32 is added to it."""
 
 
 def _fp8_pairs(size: int, unit: str, kind: str) -> str:
@@ -70,20 +68,23 @@ FP8_TO_FLOAT16 = tl.constexpr(_fp8_pairs(3, "0x5C005C00", "f16x2"))
 
 def _fp4_pairs() -> str:
     """The instructions that make the four pairs of a word, each times its power of two: operands 9 to
-    12, one for each block, in both halves. Shifts and masks share a pipe that runs at half of the issue
-    rate, so the bits of three numbers are stored as bfloat16 has them, a shift apart."""
-    lines = [".reg .b32 bits, sign, top, pair;"]
-    for slot in range(3):
-        source = "$8" if slot == 0 else "bits"
-        lines += [f"shl.b32 bits, $8, {3 * slot};"] if slot else []
-        lines += [f"and.b32 pair, {source}, 0x81C081C0;", *_scaled(slot)]
-    lines += [
-        "shr.u32 bits, $8, 4;",
-        "shr.u32 top, $8, 5;",
-        "shl.b32 sign, $8, 1;",
-        "lop3.b32 bits, bits, top, 0x00C000C0, 0xE4;",  # where the mask is set bits, else top
-        "lop3.b32 bits, bits, sign, 0x01C001C0, 0xE4;",
-        "and.b32 pair, bits, 0x81C081C0;",
+    12, one for each block, in both halves. The bits of three numbers are stored as bfloat16 has them,
+    a shift apart; of the fourth one bit alone stands elsewhere (`ops.dequantise.fp4_bytes`)."""
+    both = "0x81C081C0"
+    lines = [
+        ".reg .b32 bits, pair;",
+        "shl.b32 bits, $8, 6;",
+        f"and.b32 pair, bits, {both};",
+        *_scaled(0),
+        "shl.b32 bits, $8, 2;",
+        f"and.b32 pair, bits, {both};",
+        *_scaled(1),
+        "shf.r.wrap.b32 bits, $8, $8, 4;",
+        f"and.b32 pair, bits, {both};",
+        *_scaled(2),
+        "shr.u32 bits, $8, 8;",
+        "lop3.b32 bits, bits, $8, 0x00400040, 0xE4;",  # where the mask is set bits, else the word
+        f"and.b32 pair, bits, {both};",
         *_scaled(3),
     ]
     return "\n".join(("{", *lines, "}"))
@@ -96,9 +97,27 @@ def _scaled(slot: int) -> tuple[str, str]:
     )
 
 
+def _int4_pairs(unit: str, kind: str) -> str:
+    """The instructions that make the four pairs of a word, less operand 9: a pair of zero points that
+    `unit` is added to. unit: a pair of numbers whose last bits are ones, so that an integer in these
+    bits is added to them."""
+    lines = [".reg .b32 bits, pair;"]
+    for slot in range(4):
+        lines += [f"shr.u32 bits, $8, {4 * slot};"] if slot else []
+        lines += [
+            f"lop3.b32 pair, {'bits' if slot else '$8'}, 0x000F000F, {unit}, 0xEA;",  # and, or
+            f"sub.rn.{kind} pair, pair, $9;",
+            f"mov.b32 {{${2 * slot}, ${2 * slot + 1}}}, pair;",
+        ]
+    return "\n".join(("{", *lines, "}"))
+
+
 FP4_TO_BFLOAT16 = tl.constexpr(_fp4_pairs())
+INT4_TO_BFLOAT16 = tl.constexpr(_int4_pairs("0x43004300", "bf16x2"))
+INT4_TO_FLOAT16 = tl.constexpr(_int4_pairs("0x64006400", "f16x2"))
 TWO_PAIRS = tl.constexpr("=h,=h,=h,=h,r")
-FOUR_PAIRS = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r")
+FP4_OPERANDS = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r")
+INT4_OPERANDS = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r")
 
 
 @triton.jit
@@ -153,9 +172,11 @@ def fp4_value(word_OW, exponents_O1, slot: tl.constexpr, half: tl.constexpr, dty
     """The values of the numbers in one place of words (`ops.dequantise.fp4_bytes` has their bits)."""
     number = word_OW >> (16 * half)
     if slot == 3:
-        sign, size = number >> 14, ((number >> 11) & 4) | ((number >> 10) & 3)
+        sign, size = number >> 15, ((number >> 6) & 6) | ((number >> 14) & 1)
+    elif slot == 2:
+        sign, size = word_OW >> (16 * (1 - half) + 3), (number >> 10) & 7
     else:
-        sign, size = number >> (15 - 3 * slot), (number >> (6 - 3 * slot)) & 7
+        sign, size = number >> (9 + 4 * slot), (number >> (4 * slot)) & 7
     bits = (sign << 31) | (size << 22)
     value = bits.to(tl.float32, bitcast=True) * FP4_UNIT * fp4_scale(exponents_O1, slot)
     return value.to(dtype)
@@ -168,7 +189,7 @@ def fp4_values(word_OW, exponents_O1, dtype: tl.constexpr):
     if IS_COMPILED and dtype == tl.bfloat16:
         a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
             FP4_TO_BFLOAT16,
-            FOUR_PAIRS,
+            FP4_OPERANDS,
             [
                 word_OW,
                 fp4_power(exponents_O1, 0),
@@ -189,20 +210,58 @@ def fp4_values(word_OW, exponents_O1, dtype: tl.constexpr):
         f = fp4_value(word_OW, exponents_O1, 2, 1, dtype)
         g = fp4_value(word_OW, exponents_O1, 3, 0, dtype)
         h = fp4_value(word_OW, exponents_O1, 3, 1, dtype)
-    rows: tl.constexpr = word_OW.shape[0]
+    return of_four_pairs(a, b, c, d, e, f, g, h)
+
+
+@triton.jit
+def int4_number(word_OW, scale_O1, slot: tl.constexpr, half: tl.constexpr, dtype: tl.constexpr):
+    """Integers less their zero points, in one place of words."""
+    number = (word_OW >> (16 * half + 4 * slot)) & 15
+    return (number - (scale_O1 >> 16)).to(dtype)
+
+
+@triton.jit
+def int4_numbers(word_OW, scale_O1, dtype: tl.constexpr):
+    """Integers less their zero points, [O, 8 W] in the order of the columns. scale_O1: words whose
+    upper halves are zero points. W: 16."""
+    if IS_COMPILED and dtype == tl.bfloat16:
+        zeros_O1 = (scale_O1 >> 16) * 0x00010001 + 0x43004300
+        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
+            INT4_TO_BFLOAT16, INT4_OPERANDS, [word_OW, zeros_O1],
+            dtype=(tl.bfloat16,) * 8, is_pure=True, pack=1,
+        )  # fmt: skip
+    elif IS_COMPILED and dtype == tl.float16:
+        zeros_O1 = (scale_O1 >> 16) * 0x00010001 + 0x64006400
+        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
+            INT4_TO_FLOAT16, INT4_OPERANDS, [word_OW, zeros_O1],
+            dtype=(tl.float16,) * 8, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        a = int4_number(word_OW, scale_O1, 0, 0, dtype)
+        b = int4_number(word_OW, scale_O1, 0, 1, dtype)
+        c = int4_number(word_OW, scale_O1, 1, 0, dtype)
+        d = int4_number(word_OW, scale_O1, 1, 1, dtype)
+        e = int4_number(word_OW, scale_O1, 2, 0, dtype)
+        f = int4_number(word_OW, scale_O1, 2, 1, dtype)
+        g = int4_number(word_OW, scale_O1, 3, 0, dtype)
+        h = int4_number(word_OW, scale_O1, 3, 1, dtype)
+    return of_four_pairs(a, b, c, d, e, f, g, h)
+
+
+@triton.jit
+def int4_scale(scale_O1, SCALE: tl.constexpr):
+    """The float32 scales in the lower halves of words."""
+    if SCALE == "bfloat16":
+        return (scale_O1 << 16).to(tl.float32, bitcast=True)
+    half = (scale_O1 & 0xFFFF).to(tl.int16)
+    return half.to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def of_four_pairs(a, b, c, d, e, f, g, h):
+    """The numbers of words of four pairs, [O, 8 W] in the order of the columns. W: 16."""
+    rows: tl.constexpr = a.shape[0]
     first = tl.join(tl.join(a, e), tl.join(c, g))
     second = tl.join(tl.join(b, f), tl.join(d, h))
     places = tl.reshape(tl.join(first, second), (rows, 4, 4, 2, 2, 2))
     return tl.reshape(tl.permute(places, (0, 3, 4, 2, 1, 5)), (rows, 128))
-
-
-@triton.jit
-def integers(number, word_O1, SCALE: tl.constexpr):
-    """The float32 values of integers of 4 bits. word_O1: scale and zero point."""
-    if SCALE == "bfloat16":
-        scale_O1 = (word_O1 << 16).to(tl.float32, bitcast=True)
-    else:
-        half = (word_O1 & 0xFFFF).to(tl.int16)
-        scale_O1 = half.to(tl.float16, bitcast=True).to(tl.float32)
-    zero_O1 = INTEGER_UNIT + (word_O1 >> 16).to(tl.float32)
-    return ((number | INTEGER_BITS).to(tl.float32, bitcast=True) - zero_O1) * scale_O1

@@ -22,7 +22,7 @@ import torch
 from eyas.kernels.packed import MOST_EXPONENT, PackedWeight, Weight, bytes_of
 from eyas.models.checkpoint import Checkpoint, Kept, Region
 from eyas.models.formats import StoredTensor
-from eyas.ops.dequantise import dequantised
+from eyas.ops.dequantise import dequantised, exponents
 from eyas.parallel.cut import Cut, Parameter, whole, whole_shape
 
 Progress = Callable[[str, int, int], None]
@@ -285,7 +285,7 @@ def _check_finite(stored: StoredTensor, target: Weight, values: Weight) -> None:
             f"finite{_as_type(target, values)}; download the checkpoint again or choose another dtype"
         )
     if isinstance(target, PackedWeight) and target.layout.kind == "mxfp4":
-        if int(target.scales.contiguous().view(torch.uint8).max()) > MOST_EXPONENT:
+        if int(exponents(target).max()) > MOST_EXPONENT:
             raise ValueError(
                 f"{stored.file}: tensor {stored.name!r} holds scales above 2^{MOST_EXPONENT - 127}, "
                 "which no model needs; the checkpoint is damaged: download it again"

@@ -1,8 +1,9 @@
 """The values of packed weights: the definition that kernels follow in registers.
 
 Promises: a value is number x scale, or (number - zero point) x scale, in float32, rounded once to the
-type of the weight: what decoding the checkpoint at load gives. A product with FP8 rounds no value: it
-adds up numbers x rows of x in blocks of STEP columns, and each block's sum times its scale (`product`).
+type of the weight: what decoding the checkpoint at load gives. A product with FP8 or integers rounds no
+value: it adds up numbers x rows of x in blocks of STEP columns, and each block's sum times its scale
+(`product`).
 Does not know: checkpoints, tiles.
 
 Legend: O rows (output features), I columns (input features), E experts, T rows of x.
@@ -24,13 +25,12 @@ FP4_VALUES = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))
 PLACES: dict[Kind, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "fp8": ((2, 4, 2, 4, 2), (0, 3, 1, 4, 2)),
     "mxfp4": ((2, 2, 4, 4, 2), (3, 2, 4, 0, 1)),
-    "int4": ((2, 2, 32), (0, 2, 1)),
+    "int4": ((2, 2, 4, 4, 2), (3, 2, 4, 0, 1)),
 }
-"""How the columns of a step are divided, and in which order the parts are stored. In "int4" a byte
-holds a number, and in its upper half the one that stands 32 columns behind it. In the others a thread
-finds its part of the left operand of several matrix instructions in 16 bytes: of 16 columns it needs
-2 t and 2 t + 1 and those 8 behind them (t is 0 to 3). Pairs are in the halves of a word: "fp8" has two
-of them, 8 columns apart, "mxfp4" four, 32 columns apart, one of each block."""
+"""How the columns of a step are divided, and in which order the parts are stored. A thread finds its
+part of the left operand of several matrix instructions in 16 bytes: of 16 columns it needs 2 t and
+2 t + 1 and those 8 behind them (t is 0 to 3). Pairs are in the halves of a word: "fp8" has two of them,
+8 columns apart, the others four, 32 columns apart, of FP4 one of each block."""
 FP8_KEPT = -0x7FF1
 """The bits of a pair of FP8 numbers, 0x800F as an int16, that are stored where they are."""
 
@@ -39,34 +39,20 @@ def dequantised(weight: Weight) -> torch.Tensor:
     """Return the values of a weight [..., O, I], in its type; of a plain one, itself."""
     if isinstance(weight, torch.Tensor):
         return weight
-    layout = weight.layout
-    numbers = _in_order(weight)
-    if layout.kind == "fp8":
-        values = numbers.view(torch.float8_e4m3fn).float()
-        return (values * _of_rows(weight, weight.scales, layout.columns)).to(weight.dtype)
-    if layout.kind == "mxfp4":
-        table = torch.tensor(FP4_VALUES, device=weight.device)
-        exponents = weight.scales.contiguous().view(torch.uint8)
-        scales = exponents.view(torch.float8_e8m0fnu).float()
-        values = table[numbers.long()] * _of_rows(weight, scales, layout.columns)
-        return values.to(weight.dtype)
-    zeros = (weight.scales >> 16).float()
-    halves = weight.scales.to(torch.int16).view(getattr(torch, layout.scale_dtype)).float()
-    values = numbers.float() - _of_rows(weight, zeros, layout.columns)
-    return (values * _of_rows(weight, halves, layout.columns)).to(weight.dtype)
+    numbers, scales = _numbers_and_scales(weight)
+    return (numbers * scales).to(weight.dtype)
 
 
 def product(x_TI: torch.Tensor, weight: Weight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
     """Return `F.linear(x_TI, weight, bias_O)`, [T, O] in x's type, in the order of the kernels.
 
-    FP8: sums of STEP columns of numbers x rows of x, each times the scale of its block and added to
-    those before it, in float32. Else one sum of the values. How the columns of a sum are added is left
-    to torch.
+    FP8 and integers: sums of STEP columns of numbers x rows of x, each times the scale of its block and
+    added to those before it, in float32. Else one sum of the values. How the columns of a sum are added
+    is left to torch.
     """
-    if isinstance(weight, torch.Tensor) or weight.layout.kind != "fp8":
+    if isinstance(weight, torch.Tensor) or not weight.layout.scales_sums:
         return F.linear(x_TI, dequantised(weight), bias_O)
-    numbers_OI = _in_order(weight).view(torch.float8_e4m3fn).float()
-    scales_OI = _of_rows(weight, weight.scales, weight.layout.columns)
+    numbers_OI, scales_OI = _numbers_and_scales(weight)
     total_TO = x_TI.new_zeros((len(x_TI), len(weight)), dtype=torch.float32)
     for start in range(0, weight.num_columns, STEP):
         part = slice(start, start + STEP)
@@ -106,32 +92,53 @@ def fp8_bytes(stored: torch.Tensor) -> torch.Tensor:
 
 
 def fp4_bytes(numbers: torch.Tensor) -> torch.Tensor:
-    """Return two bytes for each four FP4 numbers of the last dimension, uint8.
+    """Return four bytes for each eight FP4 numbers of the last dimension, uint8.
 
-    As 16 bits, from the highest: the signs of numbers 0 and 3, the upper bit of 3's size, the sign of
-    1, the lower bits of 3's size, the sign of 2, and the sizes of 0, 1 and 2. So the bits of 0, 1 and 2
-    are in the same places, if the 16 bits are shifted left by 0, 3 and 6.
+    As two halves of a word, numbers 0 to 3 in the lower one, each from its highest bit: the sign of 3,
+    the lowest bit of 3's size, the sign of 1, 2's size, the sign of 0, the upper bits of 3's size, 1's
+    size, the sign of the *other* half's 2, and 0's size. So the bits of 0 and 1 are where bfloat16 has
+    a sign and the end of an exponent if the word is shifted left by 6 and 2, those of 2 if it is
+    rotated right by 4, and of 3 only the lowest bit is elsewhere.
     """
     sizes, signs = numbers & 7, numbers >> 3
-    a, b, c, d = sizes.unflatten(-1, (-1, 4)).unbind(-1)
-    sign_a, sign_b, sign_c, sign_d = signs.unflatten(-1, (-1, 4)).unbind(-1)
-    low = (a & 3) << 6 | b << 3 | c
-    high = (
-        sign_a << 7 | sign_d << 6 | d >> 2 << 5 | sign_b << 4 | (d & 3) << 2 | sign_c << 1 | a >> 2
-    )
-    return torch.stack((low, high), -1).flatten(-2)
+    a, b, c, d = sizes.unflatten(-1, (-1, 2, 4)).unbind(-1)
+    sign_a, sign_b, sign_c, sign_d = signs.unflatten(-1, (-1, 2, 4)).unbind(-1)
+    low = a | sign_c.flip(-1) << 3 | b << 4 | (d & 2) << 6
+    high = d >> 2 | sign_a << 1 | c << 2 | sign_b << 5 | (d & 1) << 6 | sign_d << 7
+    return torch.stack((low, high), -1).flatten(-3)
 
 
 def fp4_numbers(stored: torch.Tensor) -> torch.Tensor:
     """Return the numbers that `fp4_bytes` has stored, twice as many as bytes."""
-    low, high = stored.unflatten(-1, (-1, 2)).unbind(-1)
+    low, high = stored.unflatten(-1, (-1, 2, 2)).unbind(-1)
     numbers = (
-        high >> 7 << 3 | (high & 1) << 2 | low >> 6,
-        (high >> 4 & 1) << 3 | low >> 3 & 7,
         (high >> 1 & 1) << 3 | low & 7,
-        (high >> 6 & 1) << 3 | (high >> 5 & 1) << 2 | high >> 2 & 3,
+        (high >> 5 & 1) << 3 | low >> 4 & 7,
+        (low >> 3 & 1).flip(-1) << 3 | high >> 2 & 7,
+        high >> 7 << 3 | (high & 1) << 2 | low >> 7 << 1 | high >> 6 & 1,
     )
-    return torch.stack(numbers, -1).flatten(-2)
+    return torch.stack(numbers, -1).flatten(-3)
+
+
+def exponents(weight: PackedWeight) -> torch.Tensor:
+    """Return the exponents of FP4's powers of two plus 127, uint8, one for each 32 columns."""
+    shifts = torch.arange(0, 32, 8, dtype=torch.int32, device=weight.device)
+    return (weight.scales.unsqueeze(-1) >> shifts & 0xFF).to(torch.uint8).flatten(-2)
+
+
+def _numbers_and_scales(weight: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the float32 numbers of a weight [..., O, I], of integers less their zero points, and the
+    scale of each, [..., O, I] or [..., O, 1]."""
+    layout, numbers, scales = weight.layout, _in_order(weight), weight.scales
+    if layout.kind == "fp8":
+        values = numbers.view(torch.float8_e4m3fn).float()
+    elif layout.kind == "mxfp4":
+        values = torch.tensor(FP4_VALUES, device=weight.device)[numbers.long()]
+        scales = exponents(weight).view(torch.float8_e8m0fnu).float()
+    else:
+        values = numbers.float() - _of_rows(weight, (scales >> 16).float(), layout.columns)
+        scales = scales.to(torch.int16).view(getattr(torch, layout.scale_dtype)).float()
+    return values, _of_rows(weight, scales, layout.columns)
 
 
 def _in_order(weight: PackedWeight) -> torch.Tensor:

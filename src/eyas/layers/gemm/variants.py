@@ -28,7 +28,7 @@ from eyas.kernels.tiles import (
 )
 
 Role = Literal["plain", "heads", "parts", "gated", "logits"]
-"""The epilogue of a product: rows as they are; heads, of which an FP8 weight leaves parts of a sum;
+"""The epilogue of a product: rows as they are; heads, of which scaled sums (`splits_of`) leave parts;
 parts of a sum; an activation of its halves; logits."""
 
 DEVICE_STEPS = ((64, 1), (512, 16), (MANY_ROWS, 128))
@@ -58,11 +58,11 @@ beyond the second this is the default."""
 def splits_of(role: Role, layout: Layout | None) -> int:
     """Return the number of column ranges that our kernel sums separately. layout: of a packed weight.
 
-    FP8 needs more programs for heads than they have tiles. Other packed weights have the bits of stored
-    values, whose heads the library may compute.
+    Packed weights need more programs for heads than these have tiles, but those with the bits of stored
+    values have one sum, as stored values do, whose heads the library may compute.
     """
-    is_fp8 = layout is not None and layout.kind == "fp8"
-    return PARTS_SPLITS if role == "parts" or (role == "heads" and is_fp8) else 1
+    is_packed = layout is not None and layout.scales_sums
+    return PARTS_SPLITS if role == "parts" or (role == "heads" and is_packed) else 1
 
 
 @dataclass(frozen=True, slots=True)
