@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from eyas.core import Delta, FinishReason, TokenLogprob, Usage
+from eyas.core import Delta, FinishReason, TokenLogprob, TreeRecord, Usage
 from eyas.dialect import Event
 
 T = TypeVar("T")
@@ -30,6 +30,7 @@ class Choice:
 
     text: as the model wrote it. For `chat` it is also split into reasoning, content and tool_calls;
     otherwise content is the text. finish_reason: stop, length, abort or error. error: its reason.
+    draft_trees: of its steps, if `LLM` was asked to report them.
     """
 
     index: int
@@ -44,6 +45,7 @@ class Choice:
     error: str | None = None
     seed: int | None = None
     usage: Usage = field(default_factory=Usage)
+    draft_trees: list[TreeRecord] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -82,6 +84,7 @@ class GenerationOutput:
                 case "arguments":
                     choice.tool_calls[event.index].arguments += event.text
         choice.token_ids += delta.token_ids
+        choice.draft_trees += delta.draft_trees
         if delta.logprobs is not None:
             choice.logprobs = (choice.logprobs or []) + delta.logprobs
         if delta.prompt_logprobs is not None:

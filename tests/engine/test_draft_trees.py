@@ -113,3 +113,20 @@ def test_a_limit_of_nodes_changes_no_token(llm: LLM) -> None:
     for limit, deltas in ((1, together["1"]), (1, alone["alone"]), (3, together["3"])):
         assert max(len(tree.nodes) for tree in records(deltas)) == limit
     assert max(len(tree.nodes) for tree in records(together["None"])) > 3
+
+
+def test_the_offline_api_reports_trees_if_it_is_asked_to() -> None:
+    sizes = {"num_slots": 2048, "max_model_len": 512, "draft_nodes": 8, "draft_steps": 4}
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    with LLM(report_draft_trees=True, **sizes) as llm:  # type: ignore[arg-type]
+        (choice,) = llm.generate("The capital of France", params)[0].choices
+        streamed = [
+            tree
+            for delta in llm.stream("The capital of France", params)
+            for tree in delta.draft_trees
+        ]
+    assert [token for tree in choice.draft_trees for token in tree.token_ids] == choice.token_ids
+    assert [tree.token_ids for tree in streamed] == [tree.token_ids for tree in choice.draft_trees]
+    assert max(len(tree.nodes) for tree in choice.draft_trees) > 1
+    with pytest.raises(ValueError, match="report_draft_trees"):
+        LLM(report_draft_trees="yes")  # type: ignore[arg-type]

@@ -96,6 +96,8 @@ class LLM:
     config: all settings, instead of keywords (a `Drafter` object can be given with it).
     progress: called with (stage, bytes done, bytes in all) while the model is loaded; both are 0 if a
     stage has no bytes to count.
+    report_draft_trees: whether choices and deltas report the draft tree of each step, of the first 512
+    of a choice.
     others: more settings, with the names of `eyas.settings.engine_config`, and keywords of SGLang's
     Engine and vLLM's LLM. Raises ValueError that names the keyword for those that are not supported,
     and for values that cannot be used.
@@ -123,6 +125,7 @@ class LLM:
         chat_template: str | os.PathLike[str] | None = None,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
+        report_draft_trees: bool = False,
         **others: Any,
     ) -> None:
         check("model", model, str | os.PathLike, "'builtin', a directory, or a hub name")
@@ -132,6 +135,7 @@ class LLM:
         check("seed", seed, int | None, "a whole number")
         check("chat_template", chat_template, str | os.PathLike | None, "a text, or a path")
         check("progress", progress, Callable | None, "a function")
+        check("report_draft_trees", report_draft_trees, bool, "True or False")
         settings = {
             "model": model,
             "dtype": dtype,
@@ -158,6 +162,7 @@ class LLM:
         else:
             self.config = config
         self._seed = seed
+        self._reports_draft_trees = report_draft_trees
         template = None if chat_template is None else template_text(os.fspath(chat_template))
         source = self.config.model
         directory = locate_model(source.path, source.revision, source.offline)
@@ -643,6 +648,7 @@ class LLM:
             params=params,
             output=output,
             with_marks=asked.new_segmenter is not None,
+            with_draft_trees=self._reports_draft_trees,
         )
 
     def _from_mapping(
