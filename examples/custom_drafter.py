@@ -49,6 +49,7 @@ def main(model: str = "builtin") -> None:
         drafted = llm.chat(messages, params)[0]
         assert drafted.token_ids == plain.token_ids
         steps = drafted.choices[0].usage.num_steps
+        assert steps < len(plain.token_ids), "drafts were accepted"
         print(f"{len(drafted.token_ids)} tokens in {steps} steps, the same as plain decoding's")
 
 

@@ -27,8 +27,11 @@ def long_chain(batch: Batch, width: int) -> DraftTree:
 
 
 def branches(batch: Batch) -> DraftTree:
-    """A root with three children, the first of which has a child."""
-    roots_B1 = root_tokens(batch)
+    return below(root_tokens(batch))
+
+
+def below(roots_B1: torch.Tensor) -> DraftTree:
+    """Roots with three children, the first of which has a child."""
     tokens_BW = torch.cat([roots_B1, (roots_B1 + torch.tensor([[1, 2, 3, 1]])) % 4096], dim=1)
     parents_BW = torch.tensor([-1, 0, 0, 0, 1]).repeat(len(roots_B1), 1)
     return DraftTree(tokens_BW, parents_BW, torch.full((len(roots_B1),), 5), is_chain=False)
@@ -149,6 +152,14 @@ def test_wrong_numbers_on_a_gpu_change_no_answer(name: str) -> None:
             return [output.token_ids for output in llm.chat(CHAT, GREEDY)]
 
     assert answers(Own(on_gpu)) == answers("root")
+
+
+@pytest.mark.gpu
+def test_tensors_on_the_cpu_are_copied_to_a_gpu() -> None:
+    drafter = Own(lambda batch: below(root_tokens(batch).cpu()))
+    with LLM(drafter=drafter, device="cuda", dtype="float32", max_num_seqs=4) as llm:
+        llm.chat(CHAT, GREEDY)
+        assert llm.engine.stats().num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("make", [branches, lambda batch: long_chain(batch, 5)])

@@ -243,6 +243,7 @@ def test_giving_way_changes_nothing(plain: dict[str, dict[str, Any]]) -> None:
     """With room for one and a half sequences the younger ones are thrown out again and again."""
     llm = engine("blend")
     asked = [request for request, _ in requests()][:: 2 + NUM_PROMPTS]
+    run_without_check(llm, asked)  # compiles their grammars, so that they come together then
     cache, hidden = llm.engine.cache, []
     lease = cache.admit([1], 8)
     hidden = cache.reserve(lease, max(0, cache.num_available(lease) - 260))

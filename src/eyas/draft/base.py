@@ -145,7 +145,8 @@ class Drafter(ABC):
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         """Return a tree no larger than `shape` for each sequence with a root.
 
-        Also called for batches of prompt chunks only, so that a drafting network can process them.
+        Also called for batches of prompt chunks only, so that a drafting network can process them. Its
+        tensors are best made where `batch.seats_B` is; on the CPU they are copied.
         shape: the preferred shape, cut to the capacity of the step (`batch.width`).
         """
 
@@ -172,6 +173,10 @@ class DrafterWrapper(Drafter):
     def _wrap(self, inner: Drafter) -> None:
         self._inner = inner
         self.sources, self.taps, self.shape = inner.sources, inner.taps, inner.shape
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
 
     @property
     def reads_automata(self) -> bool:

@@ -2,8 +2,8 @@
 
 Promises: a tree that cannot be computed, or whose fields mean something else, is a ValueError that
 names the field; the step then runs without a draft. On a GPU, where the host would have to wait for the
-numbers, they are brought within their bounds instead. A drafter that fails again and again is not asked
-any more.
+numbers, they are brought within their bounds instead; tensors on the CPU are copied there. A drafter
+that fails again and again is not asked any more.
 Does not know: how a tree is proposed.
 
 Legend: B sequences, W nodes.
@@ -38,10 +38,6 @@ class CheckedDrafter(DrafterWrapper):
                 f"drafter: its shape {shape} holds no tree; a root alone is {ROOT_ALONE}"
             )
         self._num_failures = 0
-
-    @property
-    def name(self) -> str:
-        return self._inner.name
 
     @property
     def _is_given_up(self) -> bool:
@@ -92,6 +88,7 @@ def checked(tree: DraftTree, batch: Batch, num_sources: int) -> DraftTree:
             f"tokens_BW has the shape {tuple(tree.tokens_BW.shape)}; this step has "
             f"{batch.num_rows} sequences and trees of 1 to {batch.width} nodes"
         )
+    device, moved = roots_B1.device, {}
     for name, shape, dtype in (
         ("tokens_BW", (num, width), torch.int64),
         ("parents_BW", (num, width), torch.int64),
@@ -102,11 +99,14 @@ def checked(tree: DraftTree, batch: Batch, num_sources: int) -> DraftTree:
         given = getattr(tree, name)
         if given is None and name in ("source_BW", "score_BW"):
             continue
-        if (tuple(given.shape), given.dtype, given.device) != (shape, dtype, roots_B1.device):
+        places = (device.type, "cpu")
+        if (tuple(given.shape), given.dtype) != (shape, dtype) or given.device.type not in places:
             raise ValueError(
                 f"{name} is {given.dtype} {tuple(given.shape)} on {given.device}; it must be {dtype} "
-                f"{shape} on {roots_B1.device}"
+                f"{shape} on {device}"
             )
+        moved[name] = given.to(device)
+    tree = replace(tree, **moved)
     if roots_B1.is_cuda:
         return within_bounds(tree, roots_B1, batch.params.vocab_size, num_sources)
     check_numbers(tree, roots_B1, batch.params.vocab_size, num_sources)
