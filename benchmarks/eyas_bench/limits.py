@@ -17,7 +17,8 @@ import torch
 from eyas.cache.store import CompressedStore, LayerStore
 from eyas.kernels.packed import Layout
 from eyas.models import ModelSpec
-from eyas.models.load import parameter_shapes
+from eyas.models.load import meta_parameters
+from eyas.parallel.cut import whole_shape
 
 COPY_BYTES_PER_SECOND = 4.2e12
 """Bytes read plus bytes written of a large copy in the memory of one H200."""
@@ -26,6 +27,11 @@ COPY_BYTES_PER_SECOND = 4.2e12
 def expected_experts(num_experts: int, num_chosen: int, num_rows: int) -> float:
     """Return the mean number of distinct experts of so many rows that choose at random."""
     return num_experts * (1 - (1 - num_chosen / num_experts) ** num_rows)
+
+
+def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter of a model; a tied logits head is none."""
+    return {name: whole_shape(blocks) for name, blocks in meta_parameters(spec).items()}
 
 
 def weight_bytes_read(

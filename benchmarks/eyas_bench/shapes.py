@@ -150,7 +150,6 @@ _LLAMA = ModelSpec(
     tie_embeddings=False,
     windows=(None,) * 32,
     max_position=131072,
-    bos_token_id=128000,
     eos_token_ids=(),
 )
 _QWEN = ModelSpec(
@@ -171,7 +170,6 @@ _QWEN = ModelSpec(
     tie_embeddings=False,
     windows=(None,) * 36,
     max_position=40960,
-    bos_token_id=None,
     eos_token_ids=(),
 )
 _QWEN_MOE = replace(
@@ -191,7 +189,6 @@ _MIXTRAL = replace(
     vocab_size=32000,
     rope=RopeSpec("default", 1000000.0, 128),
     max_position=32768,
-    bos_token_id=1,
     experts=ExpertSpec(8, 14336, Routing(2)),
     expert_layers=frozenset(range(32)),
 )
@@ -213,7 +210,6 @@ _GPT_OSS = replace(
     qkv_bias=True,
     output_bias=True,
     windows=(128, None) * 12,
-    bos_token_id=None,
     experts=_GPT_OSS_EXPERTS,
     expert_layers=frozenset(range(24)),
     traits=LayerTraits(activation="clamped_swiglu", has_sinks=True),
@@ -235,7 +231,6 @@ _GLM_AIR = replace(
     rope=RopeSpec("default", 1000000.0, 128, rotary_dim=64),
     qkv_bias=True,
     windows=(None,) * 46,
-    bos_token_id=None,
     experts=ExpertSpec(128, 1408, Routing(8, "sigmoid"), has_correction=True, shared_size=1408),
     expert_layers=frozenset(range(1, 46)),
 )
@@ -258,7 +253,6 @@ _V2_LITE = ModelSpec(
     tie_embeddings=False,
     windows=(None,) * 27,
     max_position=163840,
-    bos_token_id=100000,
     eos_token_ids=(100001,),
     attention_scale=192**-0.5 * 1.5896,
     latent=_V2_LITE_LATENT,
@@ -283,7 +277,6 @@ def _v3(num_layers: int) -> ModelSpec:
         intermediate_size=18432,
         rope=replace(_V2_LITE.rope, logit_factor=1.8739),
         windows=(None,) * num_layers,
-        bos_token_id=0,
         eos_token_ids=(1,),
         attention_scale=192**-0.5 * 1.8739,
         latent=_V3_LATENT,
@@ -316,7 +309,6 @@ def _v4(num_layers: int) -> ModelSpec:
         window_rope=RopeSpec("default", 10000.0, 64, is_interleaved=True),
         windows=(None,) * num_layers,
         max_position=1048576,
-        bos_token_id=0,
         eos_token_ids=(1,),
         attention_scale=None,
         latent=None,
@@ -375,7 +367,6 @@ _TINY = ModelSpec(
     tie_embeddings=False,
     windows=(None,) * 2,
     max_position=8192,
-    bos_token_id=None,
     eos_token_ids=(),
 )
 _TINY_MOE = replace(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, Literal, cast
 
@@ -79,6 +80,14 @@ class GrammarsBusy(GrammarError):
 
 class GrammarsUnavailable(GrammarsBusy):
     """A grammar that was not compiled because the system has no thread or process for it."""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and type(value) is not bool
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _check(condition: bool, param: str, message: str) -> None:
@@ -184,15 +193,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ("presence_penalty", -100.0, 100.0),
         ):
             value = getattr(self, name)
-            good = isinstance(value, (int, float)) and type(value) is not bool
-            good = good and low <= value <= high
+            good = _is_number(value) and low <= value <= high
             _check(good, name, f"must be a number between {low:g} and {high:g}, not {value!r}")
-        _check(self.temperature == 0 or self.temperature >= 1e-3, "temperature", "is 0 or >= 0.001")
+        good = self.temperature == 0 or self.temperature >= 1e-3
+        _check(good, "temperature", f"must be 0 or at least 0.001, not {self.temperature!r}")
         _check(self.top_p > 0, "top_p", "must be above 0; 1 is off")
         penalty = self.repetition_penalty
-        good = isinstance(penalty, (int, float)) and MIN_PENALTY <= penalty <= MAX_PENALTY
-        limits = f"must be between {MIN_PENALTY:g} and {MAX_PENALTY:g}; 1 is off"
-        _check(good, "repetition_penalty", limits)
+        good = _is_number(penalty) and MIN_PENALTY <= penalty <= MAX_PENALTY
+        limits = f"between {MIN_PENALTY:g} and {MAX_PENALTY:g}, not {penalty!r}; 1 is off"
+        _check(good, "repetition_penalty", f"must be a number {limits}")
         for name, low, high in (
             ("top_k", 0, 2**31 - 1),
             ("n", 1, MAX_CHOICES),
@@ -228,20 +237,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check(all(map(is_text, self.stop)), "stop", "holds half of a surrogate pair; remove it")
         _check(
             isinstance(self.stop_token_ids, (list, tuple))
-            and len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS
-            and all(type(i) is int and i >= 0 for i in self.stop_token_ids),
+            and len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
             "stop_token_ids",
-            f"takes at most {MAX_STOP_TOKEN_IDS} token ids",
+            f"takes a list of at most {MAX_STOP_TOKEN_IDS} token ids",
         )
+        for i in self.stop_token_ids:
+            _check(_is_id(i), "stop_token_ids", f"takes token ids, whole numbers from 0, not {i!r}")
         _check(
-            len(self.logit_bias) <= MAX_LOGIT_BIAS_ENTRIES
-            and all(
-                type(i) is int and i >= 0 and isinstance(b, (int, float)) and -100 <= b <= 100
-                for i, b in self.logit_bias.items()
-            ),
+            isinstance(self.logit_bias, Mapping) and len(self.logit_bias) <= MAX_LOGIT_BIAS_ENTRIES,
             "logit_bias",
-            f"maps at most {MAX_LOGIT_BIAS_ENTRIES} token ids to numbers between -100 and 100",
+            f"maps at most {MAX_LOGIT_BIAS_ENTRIES} token ids to numbers",
         )
+        for i, bias in self.logit_bias.items():
+            _check(_is_id(i), "logit_bias", f"maps token ids, whole numbers from 0, not {i!r}")
+            good = _is_number(bias) and -100 <= bias <= 100
+            _check(good, "logit_bias", f"of {i} must be between -100 and 100, not {bias!r}")
 
     def _take_other_forms(self) -> None:
         """Replace numbers and arrays of NumPy and torch by Python's, one text of `stop` by a list, and

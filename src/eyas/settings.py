@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar, cast
 
 from eyas.config import (
+    DEFAULTS,
     CacheConfig,
     DeviceConfig,
     DraftConfig,
@@ -24,13 +25,6 @@ from eyas.config import (
 
 Number = TypeVar("Number", int, float)
 
-MODEL = ModelConfig()
-CACHE = CacheConfig()
-SCHEDULER = SchedulerConfig()
-DRAFT = DraftConfig()
-DEVICE = DeviceConfig()
-GRAMMAR = GrammarConfig()
-PARALLEL = ParallelConfig()
 DTYPES: dict[str, Any] = {"half": "float16", "float": "float32"}
 """Other names of number formats, as in torch and vLLM."""
 CACHE_DTYPES: dict[str, Any] = {"fp8": "fp8_e4m3", "bf16": "bfloat16", **DTYPES}
@@ -39,45 +33,45 @@ CACHE_DTYPES: dict[str, Any] = {"fp8": "fp8_e4m3", "bf16": "bfloat16", **DTYPES}
 
 def engine_config(
     *,
-    model: str = MODEL.path,
-    revision: str | None = MODEL.revision,
-    offline: bool = MODEL.offline,
-    dtype: str = MODEL.dtype,
-    max_model_len: int | None = MODEL.max_model_len,
-    drafter: str = DRAFT.drafter,
-    draft_model: str | None = DRAFT.model,
-    draft_steps: str | int = DRAFT.steps,
-    draft_topk: int = DRAFT.topk,
-    draft_nodes: str | int = DRAFT.nodes,
-    draft_token_map: str | None = DRAFT.token_map,
-    device: str = DEVICE.device,
-    threads: int | None = DEVICE.num_threads,
-    exact: bool = DEVICE.exact,
-    num_slots: int | None = CACHE.num_slots,
-    memory_fraction: float = CACHE.memory_fraction,
-    max_num_seqs: str | int = SCHEDULER.max_num_seqs,
-    max_batch_tokens: str | int = SCHEDULER.max_batch_tokens,
-    max_step_ms: str | float = SCHEDULER.max_step_ms,
-    max_graph_batch: int | None = SCHEDULER.max_graph_batch,
-    prefix_cache: bool = CACHE.prefix_cache,
-    kv_cache_dtype: str = CACHE.dtype,
+    model: str = DEFAULTS.model.path,
+    revision: str | None = DEFAULTS.model.revision,
+    offline: bool = DEFAULTS.model.offline,
+    dtype: str = DEFAULTS.model.dtype,
+    max_model_len: int | None = DEFAULTS.model.max_model_len,
+    drafter: str = DEFAULTS.draft.drafter,
+    draft_model: str | None = DEFAULTS.draft.model,
+    draft_steps: str | int = DEFAULTS.draft.steps,
+    draft_topk: int = DEFAULTS.draft.topk,
+    draft_nodes: str | int = DEFAULTS.draft.nodes,
+    draft_token_map: str | None = DEFAULTS.draft.token_map,
+    device: str = DEFAULTS.device.device,
+    threads: int | None = DEFAULTS.device.num_threads,
+    exact: bool = DEFAULTS.device.exact,
+    num_slots: int | None = DEFAULTS.cache.num_slots,
+    memory_fraction: float = DEFAULTS.cache.memory_fraction,
+    max_num_seqs: str | int = DEFAULTS.scheduler.max_num_seqs,
+    max_batch_tokens: str | int = DEFAULTS.scheduler.max_batch_tokens,
+    max_step_ms: str | float = DEFAULTS.scheduler.max_step_ms,
+    max_graph_batch: int | None = DEFAULTS.scheduler.max_graph_batch,
+    prefix_cache: bool = DEFAULTS.cache.prefix_cache,
+    kv_cache_dtype: str = DEFAULTS.cache.dtype,
     kv_events_config: str | None = None,
     flights: str | int = "auto",
-    grammar_backend: str = GRAMMAR.backend,
-    grammar_timeout: float = GRAMMAR.compile_seconds,
-    grammar_memory: int = GRAMMAR.cache_bytes // 2**20,
-    whitespace_pattern: str | None = GRAMMAR.white_space,
-    disable_any_whitespace: bool = not GRAMMAR.any_white_space,
-    tensor_parallel_size: int = PARALLEL.tp,
-    expert_parallel_size: int = PARALLEL.ep,
-    data_parallel_size: int = PARALLEL.dp,
-    enable_dp_attention: bool = PARALLEL.dp_attention,
-    exact_across_tp: bool = PARALLEL.exact_across_tp,
-    dist_timeout: float = PARALLEL.timeout_seconds,
-    nnodes: int = PARALLEL.num_nodes,
-    node_rank: int = PARALLEL.node_rank,
-    dist_init_addr: str | None = PARALLEL.address,
-    first_device: int = PARALLEL.first_device,
+    grammar_backend: str = DEFAULTS.grammar.backend,
+    grammar_timeout: float = DEFAULTS.grammar.compile_seconds,
+    grammar_memory: int = DEFAULTS.grammar.cache_bytes // 2**20,
+    whitespace_pattern: str | None = DEFAULTS.grammar.white_space,
+    disable_any_whitespace: bool = not DEFAULTS.grammar.any_white_space,
+    tensor_parallel_size: int = DEFAULTS.parallel.tp,
+    expert_parallel_size: int = DEFAULTS.parallel.ep,
+    data_parallel_size: int = DEFAULTS.parallel.dp,
+    enable_dp_attention: bool = DEFAULTS.parallel.dp_attention,
+    exact_across_tp: bool = DEFAULTS.parallel.exact_across_tp,
+    dist_timeout: float = DEFAULTS.parallel.timeout_seconds,
+    nnodes: int = DEFAULTS.parallel.num_nodes,
+    node_rank: int = DEFAULTS.parallel.node_rank,
+    dist_init_addr: str | None = DEFAULTS.parallel.address,
+    first_device: int = DEFAULTS.parallel.first_device,
 ) -> EngineConfig:
     """Return the configuration with these settings.
 
@@ -99,7 +93,7 @@ def engine_config(
             memory_fraction=memory_fraction,
             prefix_cache=prefix_cache,
             dtype=CACHE_DTYPES.get(str(kv_cache_dtype), str(kv_cache_dtype)),
-            kv_events=CACHE.kv_events
+            kv_events=DEFAULTS.cache.kv_events
             if kv_events_config is None
             else read_kv_events(kv_events_config),
         ),

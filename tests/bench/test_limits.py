@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from eyas.models import ModelSpec, num_parameters
-from eyas.models.load import parameter_shapes
 from eyas_bench import limits
 from eyas_bench.limits import (
     COPY_BYTES_PER_SECOND,
     expected_experts,
     least_step_ms,
+    parameter_shapes,
     weight_bytes_read,
 )
 from eyas_bench.shapes import SHAPES, dummy_layouts

@@ -100,7 +100,7 @@ def test_a_request_that_cannot_be_served_is_a_failure() -> None:
         Arrival(2, 0.0, [1, 2], 4),
     ]
     outcomes, _ = run_on_engine(engine, arrivals, 0.0)
-    assert "the prompt has 400 tokens" in str(outcomes[0].error)
+    assert "prompt: has 400 tokens" in str(outcomes[0].error)
     assert "cannot be constrained" in str(outcomes[1].error)
     assert outcomes[2].error is None and outcomes[2].num_tokens == 4
     engine.shutdown()

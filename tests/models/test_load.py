@@ -128,8 +128,8 @@ def test_what_ends_a_text_is_read(copy: Path) -> None:
     (copy / "generation_config.json").write_text('{"eos_token_id": [5, 6, 5, -1]}')
     assert read_spec(copy).eos_token_ids == (5, 6, 2, 3)
     (copy / "generation_config.json").unlink()
-    change_config(copy, eos_token_id=7, bos_token_id=-1)
-    assert read_spec(copy).eos_token_ids == (7,) and read_spec(copy).bos_token_id is None
+    change_config(copy, eos_token_id=7)
+    assert read_spec(copy).eos_token_ids == (7,)
 
 
 LEFT_OUT = ("num_key_value_heads", "max_position_embeddings", "sliding_window", "max_window_layers")
@@ -182,12 +182,11 @@ def test_tokens_outside_the_vocabulary_are_left_out(
     copy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As in small models with transformers' defaults, such as Phi-3's end token 32000."""
-    change_config(copy, bos_token_id=9999, eos_token_id=32000)
+    change_config(copy, eos_token_id=32000)
     (copy / "generation_config.json").write_text('{"eos_token_id": [5, 32000]}')
     with caplog.at_level(logging.WARNING, "eyas"):
         spec = read_spec(copy)
-    assert (spec.bos_token_id, spec.eos_token_ids) == (None, (5,))
-    assert "bos_token_id 9999 is outside" in caplog.text
+    assert spec.eos_token_ids == (5,)
     assert "generation_config.json: eos_token_id 32000 is outside" in caplog.text
 
 

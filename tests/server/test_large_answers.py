@@ -40,7 +40,7 @@ WORDS = "word " * 2000
 def test_no_answer_has_more_logprobs_than_it_may(
     directory: Path, path: str, fields: dict[str, Any], param: str
 ):
-    with live_server(FakeClient(directory), max_logprobs=5000) as server:
+    with live_server(FakeClient(directory), max_held_logprobs=5000) as server:
         error = httpx.post(server.url + path, json=fields).json()["error"]
         assert error["param"] == param
         assert re.search(r"at most \d+ log-probabilities", error["message"])
@@ -57,7 +57,7 @@ def test_no_answer_has_more_logprobs_than_it_may(
 def test_one_choice_may_be_as_long_as_the_context(directory: Path):
     """Who leaves out max_tokens does not ask for all of a long context's log-probabilities."""
     asked = {"messages": USER, "logprobs": True, "top_logprobs": 20}
-    with live_server(FakeClient(directory), max_logprobs=5000) as server:
+    with live_server(FakeClient(directory), max_held_logprobs=5000) as server:
         assert httpx.post(server.url + CHAT, json=asked).status_code == 200
 
 

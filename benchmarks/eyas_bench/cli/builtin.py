@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eyas.cli import options
-from eyas.cli.options import MODEL, engine_config
+from eyas.cli.options import engine_config
 from eyas.cli.results import Output, report_result, run_facts
+from eyas.config import DEFAULTS
 
 if TYPE_CHECKING:
     from eyas_bench.builtin import BuiltinReport
@@ -24,7 +25,7 @@ def builtin(
     ] = 50,
     seed: Annotated[str, typer.Option(help="Random seed of the held-out conversations.")] = "0",
     drafter: options.Drafter = "root",
-    model: options.Model = MODEL.path,
+    model: options.Model = DEFAULTS.model.path,
     show_misses: Annotated[int, typer.Option(help="Maximum number of wrong answers to print.")] = 0,
     output: Output = None,
     as_json: options.Json = False,

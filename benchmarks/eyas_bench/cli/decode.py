@@ -14,8 +14,9 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.options import CACHE, DEVICE, MODEL, DraftOptions, engine_config, flattened
+from eyas.cli.options import DraftOptions, engine_config, flattened
 from eyas.cli.results import Output, report_result, run_facts
+from eyas.config import DEFAULTS
 from eyas_bench.cli.measuring import (
     TASKS_OF_A_ROUND,
     Workload,
@@ -47,7 +48,7 @@ class Contender(DraftOptions):
 @flattened
 def decode(
     *,
-    model: options.Model = MODEL.path,
+    model: options.Model = DEFAULTS.model.path,
     batch: Annotated[
         str,
         typer.Option("--batch", "-b", help="Batch sizes, separated by commas."),
@@ -121,10 +122,10 @@ def decode(
         typer.Option("--plain/--no-plain", help="With --drafter: also measure plain decoding."),
     ] = True,
     dtype: options.Dtype = "auto",
-    device: options.Device = DEVICE.device,
+    device: options.Device = DEFAULTS.device.device,
     threads: options.Threads = None,
-    exact: options.Exact = DEVICE.exact,
-    kv_cache_dtype: options.KVCacheDtype = CACHE.dtype,
+    exact: options.Exact = DEFAULTS.device.exact,
+    kv_cache_dtype: options.KVCacheDtype = DEFAULTS.cache.dtype,
     offline: options.Offline = False,
     output: Output = None,
     as_json: options.Json = False,

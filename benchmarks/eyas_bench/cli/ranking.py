@@ -11,8 +11,9 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.options import DEVICE, MODEL, engine_config
+from eyas.cli.options import engine_config
 from eyas.cli.results import Output, report_result, run_facts, status
+from eyas.config import DEFAULTS
 from eyas_bench.cli.measuring import prefixed
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def ranking(
     *,
-    model: options.Model = MODEL.path,
+    model: options.Model = DEFAULTS.model.path,
     draft_model: Annotated[
         str | None,
         typer.Option(help="Draft head. Default: the model's own."),
@@ -51,7 +52,7 @@ def ranking(
         int, typer.Option(min=2, help="Maximum length of an answer in tokens.")
     ] = 256,
     dtype: options.Dtype = "auto",
-    device: options.Device = DEVICE.device,
+    device: options.Device = DEFAULTS.device.device,
     threads: options.Threads = None,
     offline: options.Offline = False,
     output: Output = None,

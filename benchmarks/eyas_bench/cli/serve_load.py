@@ -16,6 +16,7 @@ import typer
 from eyas.cli import options
 from eyas.cli.options import DraftOptions, ResourceOptions, engine_config, flattened
 from eyas.cli.results import Output, report_result, run_facts
+from eyas.config import DEFAULTS
 from eyas_bench.cli.measuring import status_line
 from eyas_bench.cli.shape_options import SHAPE_PANEL, DummyOptions, unpaced, with_aliases
 
@@ -160,7 +161,7 @@ class LoadOptions:
 @flattened
 def serve(
     *,
-    model: options.Model = options.MODEL.path,
+    model: options.Model = DEFAULTS.model.path,
     load: LoadOptions,
     shaped: DummyOptions,
     tokenizer: Annotated[

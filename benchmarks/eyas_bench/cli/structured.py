@@ -12,14 +12,15 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.options import DEVICE, MODEL, engine_config
+from eyas.cli.options import engine_config
 from eyas.cli.results import Output, report_result, run_facts, status
+from eyas.config import DEFAULTS
 from eyas_bench.cli.measuring import place, prefixed
 
 
 def structured(
     *,
-    model: options.Model = MODEL.path,
+    model: options.Model = DEFAULTS.model.path,
     draft_model: Annotated[
         str | None,
         typer.Option(help="Draft head. Default: the model's own."),
@@ -43,7 +44,7 @@ def structured(
         typer.Option(min=1, help="Number of measured rounds, after a warm-up round."),
     ] = 7,
     dtype: options.Dtype = "auto",
-    device: options.Device = DEVICE.device,
+    device: options.Device = DEFAULTS.device.device,
     threads: options.Threads = None,
     offline: options.Offline = False,
     output: Output = None,

@@ -15,8 +15,9 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.options import DEVICE, MODEL, engine_config
+from eyas.cli.options import engine_config
 from eyas.cli.results import Output, report_result, run_facts
+from eyas.config import DEFAULTS
 from eyas_bench.cli.measuring import TASKS_OF_A_ROUND, Workload, place, read_inputs, round_name
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _DRAFTERS = ("auto", "head", "model", "ngram")
 
 def tune(
     *,
-    model: options.Model = MODEL.path,
+    model: options.Model = DEFAULTS.model.path,
     drafter: Annotated[
         str,
         typer.Option(
@@ -84,7 +85,7 @@ def tune(
     ] = 3,
     dtype: options.Dtype = "auto",
     max_model_len: options.MaxModelLen = None,
-    device: options.Device = DEVICE.device,
+    device: options.Device = DEFAULTS.device.device,
     threads: options.Threads = None,
     offline: options.Offline = False,
     output: Output = None,
@@ -200,7 +201,7 @@ def _advice(
     from eyas_bench.tune import advised, options_of
 
     name, of_plain = advised(results)
-    arguments = [] if model == MODEL.path else ["--model", model]
+    arguments = [] if model == DEFAULTS.model.path else ["--model", model]
     if name != PLAIN:
         arguments += [] if draft_model is None else ["--draft-model", draft_model]
         arguments += [] if drafter == "auto" else ["--drafter", drafter]

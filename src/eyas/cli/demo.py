@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
+from eyas.cli.options import DraftOptions, engine_config, flattened
+from eyas.config import DEFAULTS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,10 +103,10 @@ class Answer:
 @flattened
 def demo(
     *,
-    model: options.Model = MODEL.path,
+    model: options.Model = DEFAULTS.model.path,
     drafting: DemoDrafting,
     dtype: options.Dtype = "auto",
-    device: options.Device = DEVICE.device,
+    device: options.Device = DEFAULTS.device.device,
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:

@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from eyas.config import GrammarBackend
-from eyas.settings import CACHE, DEVICE, DRAFT, GRAMMAR, MODEL, PARALLEL, SCHEDULER
+from eyas.config import DEFAULTS, GrammarBackend
 from eyas.settings import engine_config as engine_config  # noqa: PLC0414, for commands
 from eyas.white_space import MAX_INDENTATION
 
@@ -291,35 +290,35 @@ Temperature = Annotated[
 class ParallelOptions:
     """The ranks that run a model together on one machine."""
 
-    tensor_parallel_size: TensorParallelSize = PARALLEL.tp
-    expert_parallel_size: ExpertParallelSize = PARALLEL.ep
-    data_parallel_size: DataParallelSize = PARALLEL.dp
-    enable_dp_attention: EnableDpAttention = PARALLEL.dp_attention
-    exact_across_tp: ExactAcrossTp = PARALLEL.exact_across_tp
-    dist_timeout: DistTimeout = PARALLEL.timeout_seconds
+    tensor_parallel_size: TensorParallelSize = DEFAULTS.parallel.tp
+    expert_parallel_size: ExpertParallelSize = DEFAULTS.parallel.ep
+    data_parallel_size: DataParallelSize = DEFAULTS.parallel.dp
+    enable_dp_attention: EnableDpAttention = DEFAULTS.parallel.dp_attention
+    exact_across_tp: ExactAcrossTp = DEFAULTS.parallel.exact_across_tp
+    dist_timeout: DistTimeout = DEFAULTS.parallel.timeout_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """The model, and how to load it."""
 
-    model: Model = MODEL.path
-    revision: Revision = MODEL.revision
-    offline: Offline = MODEL.offline
-    dtype: Dtype = MODEL.dtype
-    max_model_len: MaxModelLen = MODEL.max_model_len
+    model: Model = DEFAULTS.model.path
+    revision: Revision = DEFAULTS.model.revision
+    offline: Offline = DEFAULTS.model.offline
+    dtype: Dtype = DEFAULTS.model.dtype
+    max_model_len: MaxModelLen = DEFAULTS.model.max_model_len
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions:
     """The drafter, and the size of its trees."""
 
-    drafter: Drafter = DRAFT.drafter
-    draft_model: DraftModel = DRAFT.model
-    draft_steps: DraftSteps = str(DRAFT.steps)
-    draft_topk: DraftTopk = DRAFT.topk
-    draft_nodes: DraftNodes = str(DRAFT.nodes)
-    draft_token_map: DraftTokenMap = DRAFT.token_map
+    drafter: Drafter = DEFAULTS.draft.drafter
+    draft_model: DraftModel = DEFAULTS.draft.model
+    draft_steps: DraftSteps = str(DEFAULTS.draft.steps)
+    draft_topk: DraftTopk = DEFAULTS.draft.topk
+    draft_nodes: DraftNodes = str(DEFAULTS.draft.nodes)
+    draft_token_map: DraftTokenMap = DEFAULTS.draft.token_map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,18 +331,18 @@ class GrammarOptions:
             help="Library that enforces schemas, patterns and grammars. xgrammar must be installed "
             "separately, with the extra of that name.",
         ),
-    ] = GRAMMAR.backend
+    ] = DEFAULTS.grammar.backend
     grammar_timeout: Annotated[
         float,
         grammar_option(help="Maximum time to compile a grammar, in seconds."),
-    ] = GRAMMAR.compile_seconds
+    ] = DEFAULTS.grammar.compile_seconds
     grammar_memory: Annotated[
         int,
         grammar_option(
             help="Maximum memory of compiled grammars and their caches, in MiB. Unused grammars are "
             "evicted first.",
         ),
-    ] = GRAMMAR.cache_bytes // 2**20
+    ] = DEFAULTS.grammar.cache_bytes // 2**20
     whitespace_pattern: Annotated[
         str | None,
         grammar_option(
@@ -352,30 +351,30 @@ class GrammarOptions:
             f"{MAX_INDENTATION} characters of indentation.",
             metavar="<pattern>",
         ),
-    ] = GRAMMAR.white_space
+    ] = DEFAULTS.grammar.white_space
     disable_any_whitespace: Annotated[
         bool,
         grammar_option(
             "--disable-any-whitespace",
             help="Write JSON with ', ' and ': ' and no other white space.",
         ),
-    ] = not GRAMMAR.any_white_space
+    ] = not DEFAULTS.grammar.any_white_space
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceOptions:
     """Device, memory and batch sizes."""
 
-    device: Device = DEVICE.device
-    threads: Threads = DEVICE.num_threads
-    exact: Exact = DEVICE.exact
-    kv_cache_dtype: KVCacheDtype = CACHE.dtype
-    num_slots: NumSlots = CACHE.num_slots
-    memory_fraction: MemoryFraction = CACHE.memory_fraction
-    max_num_seqs: MaxNumSeqs = str(SCHEDULER.max_num_seqs)
-    max_batch_tokens: MaxBatchTokens = str(SCHEDULER.max_batch_tokens)
-    max_step_ms: MaxStepMs = str(SCHEDULER.max_step_ms)
-    max_graph_batch: MaxGraphBatch = SCHEDULER.max_graph_batch
+    device: Device = DEFAULTS.device.device
+    threads: Threads = DEFAULTS.device.num_threads
+    exact: Exact = DEFAULTS.device.exact
+    kv_cache_dtype: KVCacheDtype = DEFAULTS.cache.dtype
+    num_slots: NumSlots = DEFAULTS.cache.num_slots
+    memory_fraction: MemoryFraction = DEFAULTS.cache.memory_fraction
+    max_num_seqs: MaxNumSeqs = str(DEFAULTS.scheduler.max_num_seqs)
+    max_batch_tokens: MaxBatchTokens = str(DEFAULTS.scheduler.max_batch_tokens)
+    max_step_ms: MaxStepMs = str(DEFAULTS.scheduler.max_step_ms)
+    max_graph_batch: MaxGraphBatch = DEFAULTS.scheduler.max_graph_batch
 
 
 def given_names(context: typer.Context) -> set[str]:

@@ -29,8 +29,8 @@ from eyas.cli.options import (
 from eyas.cli.peers import PeerOptions
 from eyas.cli.server_flags import ServerFlags
 from eyas.cli.translated import error_text, option_of_error, translated, unreadable_model
+from eyas.config import DEFAULTS
 from eyas.peers import Refused, translate_options
-from eyas.settings import PARALLEL
 
 Result = TypeVar("Result")
 
@@ -48,9 +48,9 @@ class ServeResources(ResourceOptions):
 class ServeParallel(ParallelOptions):
     """Ranks on several machines."""
 
-    nnodes: options.Nnodes = PARALLEL.num_nodes
-    node_rank: options.NodeRank = PARALLEL.node_rank
-    dist_init_addr: options.DistInitAddr = PARALLEL.address
+    nnodes: options.Nnodes = DEFAULTS.parallel.num_nodes
+    node_rank: options.NodeRank = DEFAULTS.parallel.node_rank
+    dist_init_addr: options.DistInitAddr = DEFAULTS.parallel.address
 
 
 @flattened
@@ -214,7 +214,13 @@ def torchrun_settings(environment: Mapping[str, str], num_ranks: int) -> dict[st
     names = ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK", "LOCAL_RANK")
     if num_ranks == 1 or any(name not in environment for name in names):
         return {}
-    started = int(environment["WORLD_SIZE"])
+    try:
+        started, rank, local_rank = (int(environment[name]) for name in names[1:])
+    except ValueError as error:
+        raise ValueError(
+            f"parallel.tp: WORLD_SIZE, RANK and LOCAL_RANK must be torchrun's numbers ({error}); start "
+            "it by torchrun, or remove them from the environment"
+        ) from None
     if started != num_ranks:
         raise ValueError(
             f"parallel.tp: torchrun has started {started} processes for {num_ranks} ranks; pass --tp "
@@ -222,6 +228,6 @@ def torchrun_settings(environment: Mapping[str, str], num_ranks: int) -> dict[st
         )
     return {
         "nnodes": started,
-        "node_rank": int(environment["RANK"]),
-        "first_device": int(environment["LOCAL_RANK"]),
+        "node_rank": rank,
+        "first_device": local_rank,
     }

@@ -13,8 +13,9 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.options import DEVICE, DRAFT, MODEL, engine_config
+from eyas.cli.options import engine_config
 from eyas.cli.results import Output, report_result, run_facts, status
+from eyas.config import DEFAULTS
 
 _TITLES = {
     "exactness": "exact on this machine",
@@ -30,18 +31,18 @@ def verify(
     *,
     model: Annotated[
         str, typer.Argument(help="Model: 'builtin', a directory, or a Hugging Face hub name.")
-    ] = MODEL.path,
+    ] = DEFAULTS.model.path,
     head: Annotated[
         str | None,
         typer.Option(help="EAGLE or MTP head to check: a directory or a hub name."),
     ] = None,
     draft_model: options.DraftModel = None,
-    draft_steps: options.DraftSteps = str(DRAFT.steps),
-    draft_topk: options.DraftTopk = DRAFT.topk,
+    draft_steps: options.DraftSteps = str(DEFAULTS.draft.steps),
+    draft_topk: options.DraftTopk = DEFAULTS.draft.topk,
     draft_nodes: Annotated[
         int,
         typer.Option(help="Number of nodes of the largest draft tree, including the root."),
-    ] = DRAFT.max_nodes,
+    ] = DEFAULTS.draft.max_nodes,
     prompts_file: Annotated[
         Path | None,
         typer.Option(
@@ -63,10 +64,10 @@ def verify(
     repeats: Annotated[
         int, typer.Option(min=1, help="Number of measured rounds of the speed part.")
     ] = 3,
-    revision: options.Revision = MODEL.revision,
+    revision: options.Revision = DEFAULTS.model.revision,
     dtype: options.Dtype = "auto",
     max_model_len: options.MaxModelLen = None,
-    device: options.Device = DEVICE.device,
+    device: options.Device = DEFAULTS.device.device,
     threads: options.Threads = None,
     offline: options.Offline = False,
     output: Output = None,

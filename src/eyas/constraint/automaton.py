@@ -11,13 +11,15 @@ Legend: W tree nodes.
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from eyas.constraint.base import ConstraintFailure, Grammar, State
 from eyas.constraint.budget import BudgetCount
 from eyas.grammar import Budget
+
+log = logging.getLogger(__name__)
 
 LEAST_REST, MOST_REST = 2, 64
 """After a draft that was late: the number of further steps in which only the root gets a mask, at first
@@ -93,8 +95,10 @@ class Automaton:
         self.mask_limit.held_up(size)
         if self._grammar.num_replicas > self._num_replicas:
             self._num_replicas = self._grammar.num_replicas
-            with suppress(Exception):  # the present replica serves as well
+            try:
                 self.root = self._grammar.start().after_all(self._tokens) or self.root
+            except Exception:  # the present replica serves as well
+                log.debug("a replica of a grammar could not be used", exc_info=True)
 
     def legal(self, tokens_W: Sequence[int], parents_W: Sequence[int]) -> list[bool]:
         """Return whether each node of a draft is legal, node 0 being the root, which is. What a draft
@@ -117,6 +121,7 @@ class Automaton:
         try:
             return self._grammar.backend.validate(self.root, path)
         except Exception:
+            log.debug("a draft could not be validated", exc_info=True)
             return 0
 
     def _close(self, legal: list[bool], tokens_W: Sequence[int], parents_W: Sequence[int]) -> None:
@@ -206,6 +211,7 @@ def _all_after(states: Sequence[State], tokens: Sequence[int]) -> list[State]:
         try:
             state = first.after_all(tokens)
         except Exception:  # whatever a draft does to the library, it costs the draft alone
+            log.debug("a state of a grammar could not advance over a draft", exc_info=True)
             state = None
         if state is not None:
             reached.append(state)
@@ -218,6 +224,7 @@ def _span(states: Sequence[State], limit: int) -> list[int]:
         try:
             span = state.forced(limit)
         except Exception:  # as in `_all_after`
+            log.debug("a forced span could not be computed", exc_info=True)
             continue
         if span:
             return span

@@ -86,13 +86,13 @@ class _Writer:
     def _terminal(self, expression: str) -> str:
         return expression if expression == '""' else self._named("T", expression)
 
-    def _named(self, prefix: str, expression: str, attributes: str = "") -> str:
+    def _named(self, prefix: str, expression: str) -> str:
         """Add a rule or, in capitals, a terminal. Equal ones share a name."""
-        key = prefix + attributes + expression
+        key = prefix + expression
         name = self._names.get(key)
         if name is None:
             name = self._names[key] = f"{prefix}{len(self._names)}"
-            self._rules.append(f"{name}{attributes}: {expression}")
+            self._rules.append(f"{name}: {expression}")
         return name
 
     def _marker(self, marker: Marker) -> str:

@@ -8,8 +8,8 @@ Promises: the network's rows are computed from committed tokens (for a head with
 never with its own). Inner nodes are stored in scratch slots, which no sequence owns.
 Does not know: the target, how a tree is verified.
 
-Legend: B sequences, P rows of a sequence in the first pass, Q frontier nodes, T rows, F feature size,
-U draft vocabulary, W nodes, P draft tokens from the root to a node.
+Legend: B sequences, Q frontier nodes, T rows, R rows with logits, F feature size, U draft vocabulary, C
+candidates, W nodes, P rows of a sequence in the first pass, or draft tokens from the root to a node.
 """
 
 from __future__ import annotations

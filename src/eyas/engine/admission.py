@@ -22,10 +22,10 @@ def check_request(request: Request, info: EngineInfo, tokenizer: Tokenizer | Non
     """Raise RequestError if an engine with this model can never serve the request."""
     prompt, params = request.prompt_token_ids, request.params
     if not prompt:
-        raise RequestError("the prompt is empty; give at least one token", param="prompt")
+        raise RequestError("prompt: is empty; give at least one token", param="prompt")
     if len(prompt) + (params.max_tokens != 0) > info.max_model_len:
         raise RequestError(
-            f"the prompt has {len(prompt)} tokens, but this model's context holds "
+            f"prompt: has {len(prompt)} tokens, but this model's context holds "
             f"{info.max_model_len} and at least one is needed for the answer; shorten the prompt",
             param="prompt",
             code="context_length_exceeded",
@@ -37,11 +37,12 @@ def check_request(request: Request, info: EngineInfo, tokenizer: Tokenizer | Non
         ("logit_bias", params.logit_bias),
         ("stop_token_ids", params.stop_token_ids),
     ):
-        if any(i >= info.vocab_size for i in ids):
-            raise RequestError(
-                f"{name}: token ids must be below the vocabulary size {info.vocab_size}",
-                param=name,
-            )
+        for i in ids:
+            if i >= info.vocab_size:
+                raise RequestError(
+                    f"{name}: token ids must be below the vocabulary size {info.vocab_size}, not {i}",
+                    param=name,
+                )
     if request.max_draft_nodes is not None and request.max_draft_nodes < 1:
         raise RequestError(
             "max_draft_nodes: must be at least 1, the root of the tree, which decodes plainly",
@@ -124,4 +125,5 @@ def _unknown_id_message(token_id: object, info: EngineInfo, tokenizer: Tokenizer
             f"to which {text!r} ({token_id}) does not belong; leave it out, or take the tokenizer that "
             "the model was trained with"
         )
-    return f"prompt token ids must be whole numbers from 0 to {info.vocab_size - 1}"
+    most = info.vocab_size - 1
+    return f"prompt: token ids must be whole numbers from 0 to {most}, not {token_id!r}"

@@ -183,7 +183,7 @@ class Flight:
         try:
             method(self.masks)
         except Exception:
-            log.exception("the mask statistics of a step are lost")
+            log.exception("what the masks of a step teach for the next ones is lost")
             self.masks = None
 
     def read(self) -> Landed:

@@ -1,6 +1,7 @@
-"""The compilation of output grammars for an engine's model.
+"""The pool that compiles output grammars for an engine's model, and why there may be none.
 
-Does not know: requests, how grammars are compiled.
+Promises: a model whose outputs cannot be constrained has no pool, and the log says why.
+Does not know: requests, the grammar libraries.
 """
 
 from __future__ import annotations

@@ -276,7 +276,8 @@ class Launcher:
         self, num: int, width: int, length: int, temperature: float, num_prompt_rows: int = 0
     ) -> None:
         """Run a step of `num` sequences of up to `length` tokens in the padding seat, which leaves no
-        state behind; where steps are captured, its CUDA graphs are. num_prompt_rows: stored beside."""
+        state behind; where steps are captured, its CUDA graphs are. num_prompt_rows: rows of prompts
+        that the step stores besides."""
         drafter = self.drafters[0]
         shape = drafter.shape.within(width)
         vocab_size, graphs = self._vocab_size, self.graphs

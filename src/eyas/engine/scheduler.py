@@ -3,10 +3,10 @@
 Promises: there are no prefill and decode phases. A sequence has context positions to store and a root
 to extend, and a step takes some of both. Older sequences come first; seats (rows of the sequence table)
 go to the client that holds fewest. When slots run out, the youngest sequence is preempted and
-recomputed later, so the oldest always finishes; where slots for its tree are still missing, it runs
-without one; of several ranks with slots of their own, each for
-itself. Lengths that a step in flight may still change are
-planned from upper bounds, and slots become free only when no flight can write to them.
+recomputed later, so the oldest always finishes; if the slots do not suffice for the oldest one's tree,
+it runs without a tree. Ranks with slots of their own are treated one by one. Lengths that a step in
+flight may still change are planned from upper bounds, and slots become free only when no flight can
+write to them.
 Does not know: models, how trees are grown, what tokens mean.
 """
 

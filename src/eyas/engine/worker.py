@@ -33,12 +33,19 @@ from eyas.grammar import OutputSpec
 log = logging.getLogger("eyas.engine")
 
 HEARTBEAT_SECONDS = 0.5
+"""The longest time without a message to the server."""
 REPORT_SECONDS, LOG_SECONDS = 0.5, 5.0
+"""The shortest times between reports of the progress of loading, to the server and in the log."""
 SEND_TIMEOUT_SECONDS = 60
+"""A server that takes no message for so long is lost."""
 MAX_COMMANDS_PER_STEP = 64
+"""Commands that are read between two steps, so that many of them do not hold up running answers."""
 MAX_QUEUED_MESSAGES = 10_000
+"""Messages of the socket's queue in each direction."""
 MAX_FAILED_STEPS = 3
+"""Failed steps in a row after which the process ends, to be started again."""
 CHECK_AFTER_IDLE_SECONDS = 1.0
+"""After so long without work the engine's counts are checked."""
 
 ENGINE_FAILED = "the engine failed; see the server's log"
 

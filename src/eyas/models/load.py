@@ -33,7 +33,7 @@ from eyas.models.weights import (
     stored_names,
     wanted_tensors,
 )
-from eyas.parallel.cut import Parameter, whole_shape
+from eyas.parallel.cut import Parameter
 from eyas.parallel.shard import WHOLE, Shard
 
 log = logging.getLogger(__name__)
@@ -190,11 +190,6 @@ def meta_parameters(spec: ModelSpec, shard: Shard = WHOLE) -> Mapping[str, list[
     except RuntimeError as error:
         raise ValueError(f"the sizes in config.json are not those of a model: {error}") from None
     return decoder.parameters()
-
-
-def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter of a model; a tied logits head is none."""
-    return {name: whole_shape(blocks) for name, blocks in meta_parameters(spec).items()}
 
 
 def num_parameters(spec: ModelSpec) -> int:

@@ -59,7 +59,6 @@ class ModelSpec:
     and key head is RMS-normalised. tie_embeddings: the logits head uses the embedding's weights.
     windows: for each layer, the number of latest positions that a query attends to, its own included;
     None is all. max_position: the context length of the checkpoint in tokens, rope scaling included.
-    bos_token_id: None where a prompt has no start token, or where only the tokenizer names it.
     eos_token_ids: every id that ends a text.
     window_rope: the rope of the layers with a window; None is `rope`. unrotated_layers: the layers
     whose queries and keys are not rotated. attention_scale: multiplies the dot products; None is
@@ -91,7 +90,6 @@ class ModelSpec:
     tie_embeddings: bool
     windows: tuple[int | None, ...]
     max_position: int
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     traits: LayerTraits = LLAMA
     window_rope: RopeSpec | None = None

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from eyas.config import DEFAULTS
 from eyas.peers.accepted import ACCEPTED
 from eyas.peers.refused import REFUSED, Refused
 from eyas.peers.translate import (
@@ -22,7 +23,7 @@ from eyas.peers.translate import (
     option_of,
     translate_options,
 )
-from eyas.settings import MODEL, engine_config
+from eyas.settings import engine_config
 
 _SETTINGS = frozenset(inspect.signature(engine_config).parameters)
 _PEERS = frozenset(
@@ -71,7 +72,7 @@ def translate_keywords(
             raise TypeError(f"LLM() got an unexpected keyword argument {name!r}{hint}")
     given = {**own, **settings}
     given |= {"no_prefix_cache": True} if "prefix_cache" in given else {}
-    translation = translate_options(peers, given.get("model", MODEL.path), given)
+    translation = translate_options(peers, given.get("model", DEFAULTS.model.path), given)
     reasons = [with_keywords(reason) for reason in translation.reasons]
     reasons += [
         f"{with_keywords(translation.flags[option_of(name)])}: is an option of the server alone; "

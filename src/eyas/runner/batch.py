@@ -81,8 +81,8 @@ class Batch:
     may add. seats_B, roots_B (position of node 0) and node_slots_BW are on the device. max_length:
     upper bound of any sequence's length once this step has landed. automata: of the rooted
     sequences, at their roots; None if no sequence is constrained or no drafter reads them. stages:
-    CUDA graphs of the step, or None; with them B is a bucket, whose last rows are in the table's
-    padding seat, and every tensor of the batch is static.
+    CUDA graphs or recordings of the step, or None; with them B is a bucket, whose last rows are in the
+    table's padding seat, and every tensor of the batch is static.
     chunks_C4: the prompt chunks, which have num_prompt_rows rows: seat, first row among those, first
     position and number of rows. prompt_stages: CUDA
     graphs of the stages that read prompt chunks, or None; with them the chunks are static too, and one
@@ -143,7 +143,7 @@ class Batch:
         reads_context: bool = False,
         reads_params: bool = True,
     ) -> Result:
-        """Return what `function` returns, from a CUDA graph where the step has them.
+        """Return what `function` returns, from a CUDA graph or a recording where the step has them.
 
         function: works on the device alone, and reads only this batch's tensors and results of
         other stages. name: of the stage; a step runs one stage of each name. key: identifies its
@@ -176,7 +176,7 @@ class Batch:
         return self.stages.graphs.to_static_array((name, self.num_rows), values)
 
     def to_static_array_async(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        """Do the same concurrently with running work, which must not read the old values."""
+        """`to_static_array`, concurrently with running work, which must not read the old values."""
         if self.stages is None:
             return send(values, self.table.device)
         return self.stages.graphs.to_static_array_async((name, self.num_rows), values)

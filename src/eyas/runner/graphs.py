@@ -1,12 +1,12 @@
 """CUDA graphs of the stages of a step, and the static tensors that they read.
 
 A stage is a function of tensors on the device: a drafter's expansion, the forward pass, the
-verdict. Its first call captures it and replays the graph, later calls replay the graph. If nothing
-has prepared its kernels yet, or the capture fails, the function first runs without one, and is then
-captured (again). So a stage may run twice on the same inputs and must give the same result. A replay
-writes the tensors that the function returned while it was captured, and later stages were captured
-reading those tensors. If a stage cannot be captured, steps of its shape run without graphs from then
-on.
+verdict. Its first call captures the function, if its kernels are prepared, and replays the graph. If
+they are not, or the capture fails, it runs the function without a graph and captures it afterwards.
+Later calls replay the graph. So a stage may run twice on the same inputs and must give the same result.
+A replay writes the tensors that the function returned while it was captured, and later stages were
+captured reading those tensors. If a stage cannot be captured, steps of its shape run without graphs
+from then on.
 
 Where several ranks run the model, the forward pass in a stage exchanges tensors with the other ranks,
 which capture it at the same time, and replay it when they are told to (`runner.leader.Leader`).
@@ -380,7 +380,7 @@ class StepGraphs:
         return held
 
     def to_static_array_async(self, key: Hashable, values: torch.Tensor) -> torch.Tensor:
-        """Do the same concurrently with running work, which must not read the old values any more."""
+        """`to_static_array`, concurrently with running work, which must not read the old values."""
         with self._inbox.arriving():
             return self.to_static_array(key, values)
 

@@ -203,7 +203,7 @@ def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: tor
 def _all_again(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[torch.Tensor, ...]
 ) -> None:
-    """Do the same for an operation that returns several tensors."""
+    """Repeat an operation that returns several tensors, into the tensors of its first run."""
     for old, new in zip(results, func(*args, **kwargs), strict=True):
         _write(func, old, new)
 

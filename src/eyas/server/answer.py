@@ -153,7 +153,9 @@ class Answer:
         params, info = self._requests[0].params, self._service.info
         num_per_output_token = 0 if params.logprobs is None else params.logprobs + 1
         num_per_prompt_token = 0 if params.prompt_logprobs is None else params.prompt_logprobs + 1
-        limit = max(self._service.options.max_logprobs, info.max_model_len * num_per_output_token)
+        limit = max(
+            self._service.options.max_held_logprobs, info.max_model_len * num_per_output_token
+        )
         num_values = 0
         for request in self._requests:
             num_prompt = len(request.prompt_token_ids)

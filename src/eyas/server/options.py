@@ -36,7 +36,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_connections: beyond them the connection that has been without a complete request for the longest
     time is closed. max_requests: running requests with a complete body, before 429.
     max_queued: choices in the engine, running or waiting, before 429.
-    max_logprobs: log-probabilities of an answer that is held in memory before it is sent.
+    max_held_logprobs: log-probabilities of an answer that is held in memory before it is sent.
     max_top_logprobs: log-probabilities per token that a request may ask for.
     drain_seconds: how long running answers may take to finish after SIGTERM.
     write_timeout_seconds: a client that reads nothing for so long is cut off.
@@ -70,7 +70,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_connections: int = 4096
     max_requests: int = 2048
     max_queued: int = 1024
-    max_logprobs: int = 1_000_000
+    max_held_logprobs: int = 1_000_000
     max_top_logprobs: int = MAX_LOGPROBS
     drain_seconds: float = 30.0
     write_timeout_seconds: float = 60.0
@@ -116,7 +116,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ("max_connections", 2, 2_000_000),
             ("max_requests", 1, 2_000_000),
             ("max_queued", 1, 1_000_000),
-            ("max_logprobs", 1000, 1_000_000_000),
+            ("max_held_logprobs", 1000, 1_000_000_000),
             ("max_top_logprobs", 0, MAX_LOGPROBS),
             ("drain_seconds", 0, 86_400),
             ("write_timeout_seconds", 0.1, 86_400),

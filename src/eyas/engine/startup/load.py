@@ -286,8 +286,8 @@ def longest_sequence(config: EngineConfig, spec: ModelSpec) -> int:
     longest = requested or spec.default_length
     if requested is None and longest < spec.max_position:
         log.warning(
-            "%d of the model's %d positions are served: with more, the angles of all texts are others "
-            "(longrope); ask for them by --max-model-len where texts are long",
+            "%d of the model's %d positions are served: its angles (longrope) are different for longer "
+            "contexts, also those of short texts; set --max-model-len if you need longer ones",
             longest,
             spec.max_position,
         )

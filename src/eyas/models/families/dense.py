@@ -154,6 +154,5 @@ def read_dense(
         tie_embeddings=config.flag("tie_word_embeddings"),
         windows=windows,
         max_position=max_position(config, rope),
-        bos_token_id=next(iter(config.token_ids("bos_token_id", vocab_size)), None),
         eos_token_ids=read_eos_token_ids(config, vocab_size),
     )

@@ -16,7 +16,6 @@ DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 16,
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
-    "bos_token_id": 2,
     "eos_token_id": 1,
 }
 """transformers' defaults of fields that a file may omit."""

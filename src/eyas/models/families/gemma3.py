@@ -38,7 +38,6 @@ DEFAULTS: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
-    "bos_token_id": 2,
     "rope_theta": 1e6,
     "eos_token_id": 1,
 }

@@ -34,7 +34,6 @@ DEFAULTS: dict[str, Any] = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
     "rope_theta": 1e6,
-    "bos_token_id": 1,
     "eos_token_id": 2,
 }
 """transformers' defaults of fields that a file may omit."""

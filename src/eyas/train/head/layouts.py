@@ -59,12 +59,12 @@ def format_lines(config: HeadTraining, spec: HeadSpec) -> list[str]:
         if gaps := format_gaps(spec, name):
             lines.append(
                 f"format: not as {name}/ (read by {', '.join(readers(name, spec))}), which cannot "
-                f"hold {', '.join(gaps)}; {_remedy(config, spec)} can be written as all three"
+                f"hold {', '.join(gaps)}; {_remedy(spec)} can be written as all three"
             )
     return lines
 
 
-def _remedy(config: HeadTraining, spec: HeadSpec) -> str:
+def _remedy(spec: HeadSpec) -> str:
     """Return the options with which every layout can be written."""
     parts = ["--format eagle3"]
     if spec.taps != default_taps(spec.num_target_layers):
