@@ -284,7 +284,6 @@ def test_parsers_have_the_peers_names(line: Line, reasoning: str, tools: str) ->
     [
         ("deepseekv32", "DSML"),
         ("mimo", "XML"),
-        ("kimi_k2", "sections"),
         ("colour", "is not known"),
     ],
 )

@@ -97,6 +97,13 @@ GLM_MARKERS = (
     "<arg_value>",
     "</arg_value>",
 )
+KIMI_MARKERS = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+)
 MISTRAL_THINK = ("[THINK]", "[/THINK]")
 HARMONY_MARKERS = (
     "<|start|>",
@@ -194,6 +201,36 @@ FAMILIES: dict[str, Family] = {
         (*MISTRAL_THINK, "[TOOL_CALLS]", "[ARGS]"),
         (NEITHER, "<t>a:[THINK]"),
         ("get_weather", "time", "{}", '{"city": "x"}'),
+    ),
+    "minimax_m2": Family(
+        "minimax_m2",
+        (*THINK, "<minimax:tool_call>", "</minimax:tool_call>"),
+        (OPENED, NEITHER),
+        (
+            '\n<invoke name="get_weather">\n',
+            '<parameter name="city">',
+            '<parameter name="days">3',
+            "</parameter>\n",
+            "</invoke>\n",
+        ),
+    ),
+    "seed_oss": Family(
+        "seed_oss",
+        ("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"),
+        ("<t>a:<seed:think>", "<t>a:<seed:think></seed:think>\n", NEITHER),
+        (
+            "\n<function=get_weather>\n",
+            "<parameter=city>",
+            "<parameter=days>3",
+            "</parameter>\n",
+            "</function>\n",
+        ),
+    ),
+    "kimi_k2": Family(
+        "kimi_k2",
+        (*THINK, *KIMI_MARKERS),
+        ("<t>a:<think>", "<t>a:<think></think>", NEITHER),
+        ("functions.get_weather:0", "functions.time:1", "{}", '{"city": "x"}'),
     ),
     "harmony": Family(
         "harmony",

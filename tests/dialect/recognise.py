@@ -166,7 +166,7 @@ def example(node: Node, tokenizer: Letters, pieces: tuple[str, ...], draw: Rando
     raise AssertionError(node)
 
 
-CALL_IDS = ("a1b2c3d4e", "000000000")
+CALL_IDS = ("a1b2c3d4e", "000000000", "0", "12")
 STRINGS = ("", "\n", "\n\n", " \t\n", "json", "JSON", "key", "a", "  a", "\n\nab", "<think>b")
 STRINGS += ("</think>", "\n<think>a", "<think></think>b", "aa", "\n\n\nb")
 

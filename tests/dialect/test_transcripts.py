@@ -66,7 +66,69 @@ def transcript(
     return Transcript(family, prompt, wanted, output, Outcome(reasoning, content, calls), legal)
 
 
+def invoked(name: str, **parameters: str) -> str:
+    lines = [f'<parameter name="{key}">{value}</parameter>\n' for key, value in parameters.items()]
+    return f'<invoke name="{name}">\n{"".join(lines)}</invoke>\n'
+
+
+def of_seed(name: str, **parameters: str) -> str:
+    lines = [f"<parameter={key}>{value}</parameter>\n" for key, value in parameters.items()]
+    return f"<seed:tool_call>\n<function={name}>\n{''.join(lines)}</function>\n</seed:tool_call>"
+
+
+def of_kimi(call_id: str, arguments: str) -> str:
+    named = f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>"
+    return f"{named}{arguments}<|tool_call_end|>"
+
+
+def section(*calls: str) -> str:
+    return f"<|tool_calls_section_begin|>{''.join(calls)}<|tool_calls_section_end|>"
+
+
 TRANSCRIPTS = [
+    transcript(
+        "minimax_m2",
+        OPENED,
+        AUTO,
+        "h\n</think>\n\nLet me see.\n<minimax:tool_call>\n"
+        f"{invoked('get_weather', city='Os <b>', days='3', unit='C')}{invoked('time')}"
+        "</minimax:tool_call>",
+        ("get_weather", '{"city": "Os <b>", "days": 3, "unit": "C"}'),
+        ("time", "{}"),
+        reasoning="h",
+        content="Let me see.",
+    ),
+    transcript(
+        "minimax_m2", OPENED, JSON, 'h</think>{"name":"y"}', reasoning="h", content='{"name":"y"}'
+    ),
+    transcript(
+        "seed_oss",
+        NEITHER,
+        AUTO,
+        "<seed:think>h</seed:think>\n"
+        f"{of_seed('get_weather', city='Oslo', days='3')}\n{of_seed('time')}",
+        ("get_weather", '{"city": "Oslo", "days": 3}'),
+        ("time", "{}"),
+        reasoning="h",
+    ),
+    transcript(
+        "seed_oss", NEITHER, PLAIN, "<seed:think>h</seed:think>\nHi", reasoning="h", content="Hi"
+    ),
+    transcript(
+        "kimi_k2",
+        "<t>a:<think>",
+        AUTO,
+        "h</think>Ok."
+        + section(of_kimi("functions.get_weather:0", CITY), of_kimi("functions.time:1", "{}")),
+        ("get_weather", CITY),
+        ("time", "{}"),
+        reasoning="h",
+        content="Ok.",
+    ),
+    transcript("kimi_k2", NEITHER, ONE, section(of_kimi("functions.time:12", "{}")), ("time", "{}")),
+    transcript(
+        "kimi_k2", NEITHER, AUTO, section(of_kimi(" time:0 ", CITY)), ("time", CITY), legal=False
+    ),
     transcript("qwen3", OPENED, PLAIN, "a\nb\n</think>\n\nHi", reasoning="a\nb", content="Hi"),
     transcript("qwen3", NEITHER, PLAIN, "<think>\na\n</think>\n\nHi", reasoning="a", content="Hi"),
     transcript("qwen3", NEITHER, PLAIN, "<think>\n\n</think>\n\n Hi\n", content="Hi\n"),

@@ -263,3 +263,32 @@ def test_ids_of_calls_get_the_length_that_the_template_compares_them_with(tokeni
         assert (given in text) == (given == "abcd56789")
         assert other.render(messages) == [2 * given]
         assert chat.normalize(chat.normalize(messages)) == chat.normalize(messages)
+
+
+def test_ids_of_calls_name_their_functions_where_the_template_writes_them(tokenizers):
+    """As Kimi-K2's, which has no other place for the name."""
+    kimi = each(
+        "{% for c in m.tool_calls or [] %}<|tool_call_begin|>{{ c.id }} {% endfor %}"
+        "{{ m.tool_call_id }}"
+    )
+    chat = ChatTemplate(tokenizers["chatml"], kimi)
+    other = {**CALL, "id": "call_b", "function": {**CALL["function"], "name": "other"}}
+    messages = [
+        {**CALLING, "tool_calls": [{**CALL, "id": "call_a"}, other]},
+        {**RESULT, "tool_call_id": "call_b"},
+        {**RESULT, "tool_call_id": "call_a"},
+        {**CALLING, "tool_calls": [{**CALL, "id": "call_c"}]},
+        {**RESULT, "tool_call_id": "call_c"},
+    ]
+    name = CALL["function"]["name"]
+    normal = chat.normalize(messages)
+    assert [call["id"] for call in normal[0]["tool_calls"]] == [
+        f"functions.{name}:0",
+        "functions.other:1",
+    ]
+    assert [m.get("tool_call_id") for m in normal[1:3]] == [
+        "functions.other:1",
+        f"functions.{name}:0",
+    ]
+    assert normal[4]["tool_call_id"] == normal[3]["tool_calls"][0]["id"] == f"functions.{name}:2"
+    assert chat.normalize(normal) == normal

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from eyas.dialect.base import Dialect, Vocabulary
 from eyas.dialect.compose import ComposedDialect
 from eyas.dialect.deepseek import DeepSeekCalls, v31_reasoning, writes_fences
-from eyas.dialect.deepseek_v4 import DsmlCalls
 from eyas.dialect.glm import GlmCalls, glm_reasoning
 from eyas.dialect.harmony import Harmony
+from eyas.dialect.kimi import SECTION, KimiCalls
 from eyas.dialect.llama3 import LlamaCalls
+from eyas.dialect.markup import DsmlCalls, MiniMaxCalls
 from eyas.dialect.mistral import (
     ARGUMENTS,
     BEGIN,
@@ -27,8 +28,8 @@ from eyas.dialect.mistral import (
     mistral_reasoning,
 )
 from eyas.dialect.qwen3 import HermesCalls
-from eyas.dialect.qwen3_coder import TaggedCalls
 from eyas.dialect.reasoning import ReasoningFormat
+from eyas.dialect.tagged import SEED_THINK, SeedCalls, TaggedCalls, seed_reasoning
 from eyas.dialect.tools import ToolFormat
 
 _REASONING_NAMES = {
@@ -36,7 +37,9 @@ _REASONING_NAMES = {
     "qwen3-thinking": "qwen3",
     "qwq": "qwen3",
     "mimo": "qwen3",
-    "kimi-k2": "qwen3",
+    "kimi-k2": "deepseek_v31",
+    "minimax-m2": "qwen3",
+    "seed-oss": "seed",
     "interns1": "qwen3",
     "deepseek-r1": "deepseek",
     "step3": "deepseek",
@@ -81,27 +84,26 @@ _TOOL_NAMES = {
     "openai": "harmony",
     "harmony": "harmony",
     "mistral": "mistral",
+    "minimax-m2": "minimax",
+    "kimi-k2": "kimi",
+    "seed-oss": "seed",
     "none": "none",
 }
 _MISTRAL = ("mistral", "mistral_v11", "mistral_v13")
 """The formats of calls that other servers know by one name; the checkpoint says which of them it is."""
 _FOREIGN = {
     "deepseek-v32": "calls in the markup (DSML) of DeepSeek-V3.2, whose tags are not those of V4,",
-    "kimi-k2": "calls in sections of Kimi's own",
     "mimo": "calls in XML",
     "pythonic": "calls in Python",
     "llama4-pythonic": "calls in Python",
     "minimax": "calls as MiniMax writes them",
-    "minimax-m2": "calls in XML",
     "step3": "calls as Step-3 writes them",
     "kimi": "reasoning between marks of Kimi's own",
     "granite": "reasoning in words of Granite's own",
     "ernie45": "reasoning and calls as ERNIE writes them",
-    "seed-oss": "reasoning and calls between marks of Seed's own",
     "hunyuan-a13b": "reasoning as Hunyuan writes it",
 }
 """Formats that SGLang or vLLM name and that are not supported."""
-_KIMI = "<|tool_calls_section_begin|>"
 _SEPARATORS = re.compile(r"[-_.]")
 _REASONING: dict[str, Callable[[Vocabulary], ReasoningFormat | None]] = {
     "qwen3": ReasoningFormat.of,
@@ -109,6 +111,7 @@ _REASONING: dict[str, Callable[[Vocabulary], ReasoningFormat | None]] = {
     "deepseek_v31": v31_reasoning,
     "glm": glm_reasoning,
     "mistral": mistral_reasoning,
+    "seed": seed_reasoning,
     # A model of an unknown family reasons only if the prompt opens it.
     "generic": lambda tokenizer: ReasoningFormat.of(tokenizer, may_open=False),
     "none": lambda tokenizer: None,
@@ -119,7 +122,10 @@ _TOOLS: dict[str, Callable[[Vocabulary], ToolFormat | None]] = {
     "llama3": LlamaCalls,
     "deepseek": lambda tokenizer: DeepSeekCalls(tokenizer, fences=True),
     "deepseek_v31": lambda tokenizer: DeepSeekCalls(tokenizer, fences=False),
-    "dsml": lambda tokenizer: DsmlCalls(),
+    "dsml": DsmlCalls,
+    "minimax": MiniMaxCalls,
+    "seed": SeedCalls,
+    "kimi": KimiCalls,
     "glm": GlmCalls,
     "glm47": lambda tokenizer: GlmCalls(tokenizer, has_lines=False),
     "mistral": MistralList,
@@ -140,6 +146,9 @@ _PARTS = {
     "mistral": ("mistral", "mistral"),
     "mistral_v11": ("mistral", "mistral_v11"),
     "mistral_v13": ("mistral", "mistral_v13"),
+    "minimax_m2": ("qwen3", "minimax"),
+    "kimi_k2": ("deepseek_v31", "kimi"),
+    "seed_oss": ("seed", "seed"),
     "generic": ("generic", "hermes"),
 }
 
@@ -220,6 +229,10 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> tuple[st
     if "tool▁calls▁begin" in template:
         family = "deepseek" if writes_fences(template) else "deepseek_v31"
         return family, "tool▁calls▁begin in the chat template"
+    if "minimax:tool_call>" in template:
+        return "minimax_m2", "<minimax:tool_call> in the chat template"
+    if "seed:tool_call>" in template:
+        return "seed_oss", "<seed:tool_call> in the chat template"
     if "<tool_call>" in template and "<function=" in template and "<parameter=" in template:
         return "qwen3_coder", "<function= and <parameter= in the chat template"
     if "<tool_call>" in template:
@@ -228,8 +241,8 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> tuple[st
         return calls, f"{BEGIN} in the chat template"
     if "<|python_tag|>" in template or '"parameters": ' in template:
         return "llama3", "the calls in the chat template"
-    if has(_KIMI) or _KIMI in template:
-        return "generic", f"{_KIMI}, which begins calls in sections of Kimi's own"
+    if has(SECTION) or SECTION in template:
+        return "kimi_k2", f"{SECTION}, which begins calls"
     by_name = f"the architecture {architecture}"
     if has("<arg_key>"):
         return "glm", "the token <arg_key>"
@@ -247,6 +260,9 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> tuple[st
         return "qwen3", "the token <tool_call>"
     if architecture.startswith(("Qwen2", "Qwen3")):
         return "qwen3", by_name
+    for family, token in (("minimax_m2", "<minimax:tool_call>"), ("seed_oss", "<seed:tool_call>")):
+        if has(token):
+            return family, f"the token {token}"
     if has("<|python_tag|>"):
         return "llama3", "the token <|python_tag|>"
     if has(BEGIN):
@@ -263,11 +279,12 @@ def _found_parts(family: str, tokenizer: Vocabulary, template: str) -> tuple[str
         return tokenizer.control_id(text) is not None or text in template
 
     reasoning, tools = _PARTS.get(family, _PARTS["generic"])
-    if reasoning == "mistral" and has(REASONING):
+    own_mark = {"mistral": REASONING, "seed": SEED_THINK}.get(reasoning)
+    if own_mark is not None and has(own_mark):
         return reasoning, tools
     if not has("<think>"):
         return "generic", tools
-    return "deepseek_v31" if reasoning == "mistral" else reasoning, tools
+    return "deepseek_v31" if own_mark is not None else reasoning, tools
 
 
 def _known(option: str, name: str | None, names: dict[str, str]) -> str | None:

@@ -39,11 +39,12 @@ class ReasoningFormat:
         *,
         leads: bool = False,
         may_open: bool = True,
+        tags: tuple[str, str] = ("<think>", "</think>"),
     ) -> ReasoningFormat:
-        """Return the format with <think> and </think>; ordinary tokens may spell the latter too."""
-        close = "</think>"
+        """Return the format between two tags; ordinary tokens may spell the latter too."""
+        opening, close = tags
         return cls(
-            open=marker(tokenizer, "<think>"),
+            open=marker(tokenizer, opening),
             close=Marker(close, tokenizer.control_id(close), spelled=True),
             gap=gap,
             leads=leads,

@@ -101,11 +101,14 @@ class MarkedCalls(ToolFormat):
 
 
 class CallsInTags(MarkedCalls):
-    """A format in which <tool_call> and </tool_call> enclose each call. gap: the text between calls."""
+    """A format in which two tags enclose each call. gap: the text between calls."""
+
+    tags = ("<tool_call>", "</tool_call>")
 
     def __init__(self, tokenizer: Vocabulary, gap: str = "\n") -> None:
-        self.begin: Marker = marker(tokenizer, "<tool_call>")
-        self.end: Marker = marker(tokenizer, "</tool_call>")
+        begin, end = self.tags
+        self.begin: Marker = marker(tokenizer, begin)
+        self.end: Marker = marker(tokenizer, end)
         self._gap = gap
 
     @abstractmethod

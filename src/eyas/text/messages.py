@@ -2,7 +2,7 @@
 
 Promises: no information of a message is lost; a field that is None is treated as absent; the
 conversion is idempotent. Content becomes a string or a list of parts, arguments of calls become
-objects or text, ids of calls get the required length, and reasoning becomes a field of its own, as the
+objects or text, ids of calls get the required form, and reasoning becomes a field of its own, as the
 template requires.
 Does not know: rendering, tokens, HTTP.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eyas.core import field_error
@@ -22,6 +23,45 @@ MAX_STRUCTURE = 200_000
 """Most brackets, braces and colons that a JSON text may have to be parsed, its strings included."""
 _REASONING_BEGIN = "<think>"
 _INSTEAD_OF_CONTENT = ("tool_calls", "refusal", *REASONING_KEYS)
+_KIMI_ID = re.compile(r"functions\.[^:\s]+:[0-9]+")
+
+
+def normalize_messages(
+    messages: Sequence[Mapping[str, Any]], uses: FieldUses
+) -> list[dict[str, Any]]:
+    """Return the messages in the form described by `uses`. RequestError names a field that no template
+    can read."""
+    normal = [normalize_message(message, uses, index) for index, message in enumerate(messages)]
+    return _with_named_calls(normal) if uses.call_ids_name_functions else normal
+
+
+def _with_named_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with ids of calls as Kimi-K2 writes them, `functions.NAME:NUMBER`, with
+    numbers that count on over the conversation, also where results refer to them."""
+    named: dict[Any, str] = {}
+    number = 0
+
+    def renamed(call: Any) -> Any:
+        nonlocal number
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            return call
+        given, number = call.get("id"), number + 1
+        if isinstance(given, str) and _KIMI_ID.fullmatch(given):
+            return call
+        call_id = f"functions.{function['name']}:{number - 1}"
+        if isinstance(given, str):
+            named[given] = call_id
+        return {**call, "id": call_id}
+
+    found = []
+    for message in messages:
+        if isinstance(calls := message.get("tool_calls"), list):
+            message = {**message, "tool_calls": [renamed(call) for call in calls]}
+        if isinstance(given := message.get("tool_call_id"), str) and given in named:
+            message = {**message, "tool_call_id": named[given]}
+        found.append(message)
+    return found
 
 
 def normalize_message(message: Mapping[str, Any], uses: FieldUses, index: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from eyas.core import RequestError, field_error
 from eyas.text.encodings import packaged_template
 from eyas.text.files import read_json_object_if_there
 from eyas.text.guard import ContentGuard, ControlTokenPatterns, map_strings
-from eyas.text.messages import append_to_content, normalize_message
+from eyas.text.messages import append_to_content, normalize_messages
 from eyas.text.renderers import MAX_TEMPLATE_CHARS, BoundedTemplate
 from eyas.text.tokenizer import ControlToken, Tokenizer
 from eyas.text.trie import any_of
@@ -85,7 +85,7 @@ class ChatTemplate:
         """Return the messages in the form that the template reads. Idempotent; `render` does it as
         well."""
         uses = self._template_for(tools).uses
-        return [normalize_message(message, uses, index) for index, message in enumerate(messages)]
+        return normalize_messages(messages, uses)
 
     def render_ids(
         self,

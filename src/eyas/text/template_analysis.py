@@ -17,6 +17,7 @@ from typing import Literal
 from jinja2 import nodes
 
 REASONING_END = "</think>"
+_KIMI_CALL = "<|tool_call_begin|>"
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _IDENTITY_FILTERS = frozenset(
     {
@@ -57,6 +58,8 @@ class FieldUses:
     strips_after_reasoning: removes white space after that marker.
     call_id_length: the number of characters that ids of calls must have, or must have at least, as in
     Mistral's templates; None if it takes any id.
+    call_ids_name_functions: writes the id of a call where the model reads the function's name, as
+    Kimi-K2's templates.
     """
 
     wants_parts: bool
@@ -66,6 +69,7 @@ class FieldUses:
     handles_reasoning: bool
     strips_after_reasoning: bool
     call_id_length: int | None = None
+    call_ids_name_functions: bool = False
 
 
 def read_uses(tree: nodes.Template) -> FieldUses:
@@ -87,6 +91,7 @@ def read_uses(tree: nodes.Template) -> FieldUses:
         handles_reasoning=_handles_reasoning(tree),
         strips_after_reasoning=_strips_after_reasoning(tree),
         call_id_length=_call_id_length(tree),
+        call_ids_name_functions=any(_KIMI_CALL in text for text in _constants(tree)),
     )
 
 
@@ -247,12 +252,16 @@ def _arguments(
     return "text" if any(map(is_arguments, written)) and "tojson" not in filters else "object"
 
 
-def _handles_reasoning(tree: nodes.Template) -> bool:
-    constants = [
+def _constants(tree: nodes.Template) -> list[str]:
+    """Return all texts of a template: what it writes as it is, and its strings."""
+    return [
         *(data.data for data in tree.find_all(nodes.TemplateData)),
         *(each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str)),
     ]
-    if not any(REASONING_END in text for text in constants):
+
+
+def _handles_reasoning(tree: nodes.Template) -> bool:
+    if not any(REASONING_END in text for text in _constants(tree)):
         return False
     fields = {field_of(node) for node in tree.find_all(nodes.Expr)} | _containment_operands(tree)
     if not fields.isdisjoint(REASONING_KEYS):

@@ -1,4 +1,5 @@
-"""Qwen3-Coder and Qwen3.5: <think> reasoning, calls in tags.
+"""Calls in tags that name the function and its parameters, as Qwen3-Coder, Qwen3.5 and Seed-OSS write
+them.
 
     <tool_call>
     <function=NAME>
@@ -8,16 +9,18 @@
     </function>
     </tool_call>
 
-Strings are written without quotes, other values as JSON. The segmenter turns parameters into one JSON
-object.
+Seed-OSS writes values without the lines around them, and has tags of its own around calls and
+reasoning. Strings are written without quotes, other values as JSON. The segmenter turns parameters into
+one JSON object.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eyas.dialect.base import ToolSpec
+from eyas.dialect.base import ToolSpec, Vocabulary
 from eyas.dialect.pairs import Pairs, read_pairs, texts_of
+from eyas.dialect.reasoning import ReasoningFormat
 from eyas.dialect.segment import Reading, StreamReader, Writer, ignore
 from eyas.dialect.tools import CallsInTags
 from eyas.grammar import Concat, Literal, Marker, Node
@@ -25,17 +28,24 @@ from eyas.grammar import Concat, Literal, Marker, Node
 _FUNCTION = Marker("<function=")
 _PARAMETER = Marker("<parameter=")
 _NAME_END = Marker(">\n")
-_PARAMETER_END = Marker("\n</parameter>")
 _FUNCTION_END = Marker("</function>")
+SEED_THINK = "<seed:think>"
 
 
 class TaggedCalls(CallsInTags):
-    """Calls whose function and parameters are in the names of tags."""
+    """The calls of Qwen3-Coder and Qwen3.5."""
+
+    key_end = Marker(">\n")
+    value_end = Marker("\n</parameter>")
 
     def call(self, tool: ToolSpec) -> Node:
         begin = Literal(f"\n{_FUNCTION.text}{tool.name}{_NAME_END.text}")
-        parameters = Pairs.of(tool).grammar(_parameter, (_NAME_END,), _PARAMETER_END)
+        parameters = Pairs.of(tool).grammar(self._parameter, (self.key_end,), self.value_end)
         return Concat((begin, *parameters, Literal(f"{_FUNCTION_END.text}\n")))
+
+    def _parameter(self, key: Node, is_text: bool) -> Node:
+        """Return the grammar of a parameter's tag."""
+        return Concat((Literal(_PARAMETER.text), key, Literal(self.key_end.text)))
 
     def read_after_begin(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
@@ -50,7 +60,7 @@ class TaggedCalls(CallsInTags):
         found = yield from read_pairs(
             reader,
             writer,
-            (_PARAMETER, (_NAME_END,), _PARAMETER_END),
+            (_PARAMETER, (self.key_end,), self.value_end),
             (_FUNCTION_END, self.end),
             lambda key, _: is_text(key),
         )
@@ -58,6 +68,14 @@ class TaggedCalls(CallsInTags):
             yield from reader.until((self.end,), ignore)
 
 
-def _parameter(key: Node, is_text: bool) -> Node:
-    """Return the grammar of a parameter's tag."""
-    return Concat((Literal(_PARAMETER.text), key, Literal(_NAME_END.text)))
+class SeedCalls(TaggedCalls):
+    """The calls of Seed-OSS."""
+
+    tags = ("<seed:tool_call>", "</seed:tool_call>")
+    key_end = Marker(">")
+    value_end = Marker("</parameter>")
+
+
+def seed_reasoning(tokenizer: Vocabulary) -> ReasoningFormat:
+    """Return the format of reasoning of Seed-OSS."""
+    return ReasoningFormat.of(tokenizer, gap="\n", tags=(SEED_THINK, "</seed:think>"))
