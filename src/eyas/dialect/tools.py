@@ -103,7 +103,7 @@ class MarkedCalls(ToolFormat):
 class CallsInTags(MarkedCalls):
     """A format in which two tags enclose each call. gap: the text between calls."""
 
-    tags = ("<tool_call>", "</tool_call>")
+    tags: tuple[str, str] = ("<tool_call>", "</tool_call>")
 
     def __init__(self, tokenizer: Vocabulary, gap: str = "\n") -> None:
         begin, end = self.tags
