@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from eyas.layers.row_order import RowOrder
@@ -193,7 +195,7 @@ def test_the_text_model_of_kimi_k2_5_is_read_out_of_its_model_of_images(tmp_path
         ({"layer_types": ["attention", "mamba", "attention"]}, "layer_types 'mamba'"),
         ({"layer_types": None}, "layer_types is missing"),
         ({"layer_types": ["attention"]}, "layer_types must list 3 layers"),
-        ({"position_embedding_type": "nope"}, "position_embedding_type 'nope'"),
+        ({"position_embedding_type": "alibi"}, "position_embedding_type must be rope, nope"),
         ({"residual_multiplier": 0}, "residual_multiplier must be above 0"),
         ({"normalization_function": "layernorm"}, "normalization_function 'layernorm'"),
     ],
@@ -237,3 +239,92 @@ def test_other_arithmetic_is_refused_by_name(
     change_config(tmp_path, changes)
     with pytest.raises(ValueError, match=next(iter(changes))):
         read_spec(tmp_path)
+
+
+def yarn_of_phi(values: dict[str, Any]) -> None:
+    factors = {
+        "short_factor": [1 + i / 10 for i in range(8)],
+        "long_factor": [1.0 + i for i in range(8)],
+    }
+    del values["rope_parameters"]
+    values |= {"rope_theta": 1e4, "original_max_position_embeddings": 512}
+    values["rope_scaling"] = {"type": "yarn", **factors}
+
+
+UNUSUAL: dict[str, tuple[str, dict[str, Any], Callable[[dict[str, Any]], Any]]] = {
+    "gpt-oss, rope null": (
+        "gpt-oss",
+        {"rope_parameters": None, "max_position_embeddings": 131072},
+        lambda values: values.update(rope_parameters=None),
+    ),
+    "gpt-oss, key/value heads absent": (
+        "gpt-oss",
+        {"num_attention_heads": 16, "num_key_value_heads": 8},
+        lambda values: values.pop("num_key_value_heads"),
+    ),
+    "Gemma 3, rope of full layers alone": (
+        "gemma3",
+        {},
+        lambda values: values["rope_parameters"].pop("sliding_attention"),
+    ),
+    "OLMo 3, rope of full layers alone": (
+        "olmo3",
+        {},
+        lambda values: values["rope_parameters"].pop("sliding_attention"),
+    ),
+    "Phi-3, yarn for longrope": ("phi3", {}, yarn_of_phi),
+    "Seed-OSS, head_dim null": (
+        "seed-oss",
+        {"head_dim": None},
+        lambda values: values.update(head_dim=None),
+    ),
+    "ERNIE 4.5, head_dim null": (
+        "ernie4.5",
+        {"head_dim": None},
+        lambda values: values.update(head_dim=None),
+    ),
+    "Granite with shared experts, their size absent": (
+        "granite moe shared",
+        {"shared_intermediate_size": 0},
+        lambda values: values.pop("shared_intermediate_size"),
+    ),
+    "Granite 4 without positions": (
+        "granite 4 dense",
+        {"position_embedding_type": "nope"},
+        lambda values: None,
+    ),
+}
+"""The model, what it is made with, and how its config.json is changed."""
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_fields_mean_what_they_mean_to_transformers(name: str, tmp_path: Path) -> None:
+    family, changes, change = UNUSUAL[name]
+    save_model(make_model(family, **changes), tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    decoder = load_model(tmp_path, dtype="float32", order=RowOrder(2))
+    found = forward(decoder, DenseCache(decoder.spec.stores), tokens(40), chain(0, 40))
+    assert_close(found, expected_logits(model, tokens(40)))
+
+
+@pytest.mark.parametrize("name", ["glm4 moe", "deepseek v3 experts", "qwen2 moe", "olmoe"])
+def test_experts_may_be_stored_as_transformers_5_holds_them(name: str, tmp_path: Path) -> None:
+    model = make_model(name)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    decoder = load_model(tmp_path, dtype="float32", order=RowOrder(2))
+    found = forward(decoder, DenseCache(decoder.spec.stores), tokens(40), chain(0, 40))
+    assert_close(found, expected_logits(model, tokens(40)))
+
+
+def test_experts_that_are_stored_so_under_other_names_are_refused_with_a_remedy(
+    tmp_path: Path,
+) -> None:
+    make_model("mixtral").save_pretrained(tmp_path, save_original_format=False)
+    with pytest.raises(ValueError, match=r"save_original_format=True"):
+        load_model(tmp_path)

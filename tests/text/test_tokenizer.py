@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from eyas.text import ChatTemplate, Detokenizer, Tokenizer, sampling_defaults
+from eyas.text.files import read_json_object
 from tests.text import small_tokenizers as small
 
 KINDS = ["chatml", "llama3", "llama2", "metaspace_first", "metaspace_never"]
@@ -231,3 +232,13 @@ def test_who_does_not_sample_has_temperature_0(tmp_path: Path):
     given_values = {"do_sample": False, "temperature": 0.6, "min_p": 0.1}
     (tmp_path / "generation_config.json").write_text(json.dumps(given_values))
     assert sampling_defaults(tmp_path) == {"temperature": 0.0, "min_p": 0.1}
+
+
+def test_files_may_hold_numbers_that_are_not_finite(tmp_path: Path) -> None:
+    """As transformers writes them, which is no JSON."""
+    file = tmp_path / "config.json"
+    file.write_text('{"time_step_limit": [0.0, Infinity], "model_type": "x"}')
+    assert read_json_object(file)["time_step_limit"][1] == float("inf")
+    file.write_text('{"model_type": ')
+    with pytest.raises(ValueError, match="is not valid JSON"):
+        read_json_object(file)

@@ -91,24 +91,20 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: Path | str, *, opens_pickles: bool = False) -> Checkpoint:
-        """Read the headers of every file of the checkpoint.
+        """Read the headers of every file of the checkpoint. An index that lists other tensors than the
+        files hold is no error, as for transformers: what a model needs is looked for later.
 
         opens_pickles: use pytorch_model.bin where there are no safetensors files.
-        ValueError: a file is missing or damaged, lacks a tensor that the index lists, or quantised
-        tensors are not supported or incomplete.
+        ValueError: a file is missing or damaged, or quantised tensors are not supported or incomplete.
         """
         directory = Path(directory)
         layout = format_of(directory)
         tensors: dict[str, StoredTensor] = {}
         for file, indexed_names in checkpoint_files(directory, opens_pickles).items():
             with _open_reader(file) as reader:
-                names_in_file = set(reader.keys())
-                for name in sorted(names_in_file if indexed_names is None else indexed_names):
-                    if name not in names_in_file:
-                        raise ValueError(
-                            f"{file} lacks tensor {name!r}, which the index says it holds; "
-                            "download the checkpoint again"
-                        )
+                for name in sorted(reader.keys()):
+                    if name in tensors and name not in (indexed_names or ()):
+                        continue  # the index says which file's it is
                     entry = reader.get_slice(name)
                     shape = tuple(entry.get_shape())
                     tensors[name] = StoredTensor(name, file, shape, str(entry.get_dtype()))

@@ -126,11 +126,11 @@ class ConfigFile:
         """Return a copy as transformers 5 writes it: with `layer_types`, and a rope for each type.
 
         every: as in `with_layer_types`. window_theta: base of the rope of layers with a window, which
-        is not scaled; None is `rope_theta`.
+        is not scaled; None is `rope_theta`. A type that `rope_parameters` leaves out is not scaled.
         """
         values = dict(self.with_layer_types(every=every).values)
         ropes = self.nested("rope_parameters")
-        if {"full_attention", "sliding_attention"} <= ropes.values.keys():
+        if not ropes.values.keys().isdisjoint({"full_attention", "sliding_attention"}):
             if self.nested("rope_scaling").values:
                 raise self.error(
                     "rope_scaling", "stands beside rope_parameters of each layer type; remove it"

@@ -17,6 +17,8 @@ UNSCALED_ROPE_KINDS = ("default", "dynamic")
 """Rope types without scaling. With "dynamic" the angles change only beyond max_position_embeddings,
 and no more positions than that are served."""
 ROPE_ALIASES = {"su": "longrope"}
+LONGROPE_ALIASES = {"su": "longrope", "yarn": "longrope"}
+"""Those of the family with longrope, Phi-3."""
 REFUSED_ROPE_KINDS = {"longrope": "its angles depend on how long the text has become"}
 """Rope types of which a family may choose a form that does not depend on the text."""
 
@@ -60,7 +62,8 @@ def _rope(
             raise config.error(field, "differs between layer types, which is not supported")
         rope = ConfigFile(config.path, by_layer_type[0])
     kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
-    kind = ROPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
+    aliases = LONGROPE_ALIASES if has_longrope else ROPE_ALIASES
+    kind = aliases.get(kind, kind) if isinstance(kind, str) else kind
     served = (*ROPE_KINDS, *UNSCALED_ROPE_KINDS, *(["longrope"] if has_longrope else []))
     if not isinstance(kind, str) or kind not in served:
         kind = str(kind)

@@ -28,7 +28,10 @@ from eyas.parallel.cut import Cut, Parameter, whole, whole_shape
 Progress = Callable[[str, int, int], None]
 """Called with (tensor name, bytes copied, bytes in all) after each tensor."""
 
-HARMLESS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias)$")
+HARMLESS = re.compile(
+    r"(^|\.)(rotary_emb\.((original_)?inv_freq|(cos|sin)_cached)|(self_)?attn\.(masked_bias|bias))$"
+)
+"""Buffers that older releases of transformers saved."""
 MTP_NAMES = re.compile(r"^(model\.mtp_\w+|mtp)\.")
 MTP_MARKER = "eh_proj.weight"
 """DeepSeek numbers its MTP layers after the model's own layers; only MTP layers have this tensor."""
@@ -352,6 +355,11 @@ def _hint(names: list[str], checkpoint: Checkpoint) -> str:
         return (
             f". {quantised[0]!r} is of a quantised weight that its quantization_config in config.json "
             "does not describe: take both from the same checkpoint"
+        )
+    if any(name.endswith(".experts.gate_up_proj") for name in checkpoint.tensors):
+        return (
+            ". The experts are stored as transformers 5 holds them in memory: save the model again "
+            "with save_pretrained(..., save_original_format=True)"
         )
     if all(name.endswith(".bias") for name in names):
         return ", or correct attention_bias and mlp_bias in config.json"

@@ -6,6 +6,7 @@ Does not know: what the files mean.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ import msgspec
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in `path`. ValueError if it is missing, unreadable or not an object."""
     try:
-        value = msgspec.json.decode(path.read_bytes())
+        text = path.read_bytes()
+        try:
+            value = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            value = json.loads(text)  # with NaN and Infinity, which transformers writes
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}); check the file") from error
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path}: is not valid JSON ({error}); download the model again"
         ) from error

@@ -61,8 +61,11 @@ EXPERT_NAMES = {
     "mlp.experts.{expert}.gate.weight": "mlp.experts.{expert}.gate_proj.weight",
     "mlp.experts.{expert}.up.weight": "mlp.experts.{expert}.up_proj.weight",
     "mlp.experts.{expert}.down.weight": "mlp.experts.{expert}.down_proj.weight",
+    "mlp.experts.gate_up.weight": "mlp.experts.gate_up_proj",
+    "mlp.experts.down.weight": "mlp.experts.down_proj",
 }
-"""Parameters of experts within a layer, as Qwen, GLM and DeepSeek name them."""
+"""Parameters of experts within a layer, as Qwen, GLM and DeepSeek name them. The experts of a layer may
+be two tensors, as transformers 5 holds them, and Qwen3-VL's and Qwen3.5's checkpoints."""
 SHARED_EXPERT_NAMES = {
     "mlp.router.correction": "mlp.gate.e_score_correction_bias",
     "mlp.shared.gate.weight": "mlp.shared_experts.gate_proj.weight",

@@ -16,6 +16,7 @@ DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
+    "head_dim": 128,
 }
 """transformers' defaults of fields that a file may omit."""
 
@@ -25,7 +26,6 @@ def read(config: ConfigFile) -> ModelSpec:
     has_biases = config.flag("use_bias")
     return dense.read_dense(
         config.with_defaults(DEFAULTS),
-        head_dim=128,
         qkv_bias=has_biases,
         output_bias=has_biases,
         mlp_bias=has_biases,

@@ -25,7 +25,12 @@ READ = frozenset(("sliding_window", "num_local_experts", "num_experts_per_tok", 
 IGNORED = frozenset(("experts_per_token", "initial_context_length", "router_aux_loss_coef"))
 """The first two repeat other fields."""
 FIELDS = READ | IGNORED | {"swiglu_alpha", "swiglu_limit"}
-DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 150000.0, "sliding_window": 128}
+DEFAULTS = {
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "sliding_window": 128,
+}
 """transformers' defaults of fields that a file may omit."""
 DEFAULT_ROPE = {
     "rope_type": "yarn",
@@ -35,7 +40,7 @@ DEFAULT_ROPE = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""That of a file that has neither field of rope."""
+"""That of a file that has neither field of rope, or null in them."""
 
 
 def read(config: ConfigFile) -> ModelSpec:
@@ -43,8 +48,8 @@ def read(config: ConfigFile) -> ModelSpec:
     for field, value in (("swiglu_alpha", ALPHA), ("swiglu_limit", LIMIT)):
         config.require(field, value, value, f"{value} is")
     config = config.with_defaults(DEFAULTS).with_layer_types(every=2)
-    if not config.values.get("rope_scaling"):
-        config = config.with_defaults({"rope_parameters": DEFAULT_ROPE})
+    if not (config.values.get("rope_scaling") or config.values.get("rope_parameters")):
+        config = ConfigFile(config.path, {**config.values, "rope_parameters": DEFAULT_ROPE})
     spec = dense.read_dense(
         config,
         head_dim=64,

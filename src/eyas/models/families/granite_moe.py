@@ -62,7 +62,7 @@ def read(config: ConfigFile) -> ModelSpec:
         config = ConfigFile(config.path, {**config.values, "layer_types": None})
     shared_size = 0
     if architecture != "GraniteMoeForCausalLM":
-        shared_size = config.index("shared_intermediate_size", 1024)
+        shared_size = config.index("shared_intermediate_size", 1024 if is_hybrid else 0)
     if is_hybrid and not config.index("num_local_experts", 8):
         values = {**config.values, "intermediate_size": shared_size}
         spec = granite.read_scaled(ConfigFile(config.path, values))
@@ -78,7 +78,8 @@ def read(config: ConfigFile) -> ModelSpec:
         layers = frozenset(range(spec.num_layers))
         spec = replace(spec, experts=experts, expert_layers=layers)
     if is_hybrid and config.values.get("position_embedding_type") != "rope":
-        config.require("position_embedding_type", None, None, "rope and null are")
+        if config.values.get("position_embedding_type") not in (None, "nope"):
+            raise config.error("position_embedding_type", "must be rope, nope or null")
         spec = replace(spec, unrotated_layers=frozenset(range(spec.num_layers)))
     return spec
 

@@ -21,8 +21,6 @@ CHECKPOINT_NAMES = dense.names_with(
         "delta.b.weight": "linear_attn.in_proj_b.weight",
         "delta.a.weight": "linear_attn.in_proj_a.weight",
         **dense.EXPERT_NAMES,
-        "mlp.experts.gate_up.weight": "mlp.experts.gate_up_proj",
-        "mlp.experts.down.weight": "mlp.experts.down_proj",
         **qwen3_next.SHARED_EXPERT_NAMES,
     }
 )

@@ -12,14 +12,7 @@ from eyas.models.families import dense
 from eyas.models.families.qwen2 import WINDOW_FIELDS
 from eyas.models.spec import ModelSpec
 
-CHECKPOINT_NAMES = dense.names_with(
-    {
-        **dense.EXPERT_NAMES,
-        "mlp.experts.gate_up.weight": "mlp.experts.gate_up_proj",
-        "mlp.experts.down.weight": "mlp.experts.down_proj",
-    }
-)
-"""The experts of a layer of Qwen3-VL are two tensors."""
+CHECKPOINT_NAMES = dense.names_with(dense.EXPERT_NAMES)
 FIELDS = WINDOW_FIELDS | {
     *("attention_bias", "num_experts", "num_local_experts", "num_experts_per_tok"),
     *("moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),

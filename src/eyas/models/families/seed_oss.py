@@ -10,7 +10,11 @@ from eyas.models.spec import ModelSpec
 
 CHECKPOINT_NAMES = dense.CHECKPOINT_NAMES
 FIELDS = frozenset(("attention_bias", "attention_out_bias", "mlp_bias"))
-DEFAULTS: dict[str, Any] = {"num_key_value_heads": 8, "max_position_embeddings": 524288}
+DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 524288,
+    "head_dim": 128,
+}
 """transformers' defaults of fields that a file may omit."""
 
 
@@ -18,7 +22,6 @@ def read(config: ConfigFile) -> ModelSpec:
     """Return the model's facts, as `registry.Family.read`."""
     return dense.read_dense(
         config.with_defaults(DEFAULTS),
-        head_dim=128,
         qkv_bias=config.flag("attention_bias", True),
         output_bias=config.flag("attention_out_bias"),
         mlp_bias=config.flag("mlp_bias"),
