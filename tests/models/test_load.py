@@ -540,16 +540,16 @@ def test_a_damaged_header_is_named(copy: Path) -> None:
 
 def test_an_index_may_list_other_tensors_than_the_files_hold(sharded_copy: Path) -> None:
     """As for transformers, which reads whole files: a wrong file, a name too many, one too few."""
-    names = ("lm_head.weight", "model.norm.weight")
+    moved, left_out = names = ("model.layers.0.input_layernorm.weight", "model.norm.weight")
     expected = [Checkpoint.open(sharded_copy).read_tensor(name) for name in names]
     path = sharded_copy / "model.safetensors.index.json"
     index = json.loads(path.read_text())
-    files = sorted(set(index["weight_map"].values()))
-    index["weight_map"]["lm_head.weight"] = next(
-        file for file in files if file != index["weight_map"]["lm_head.weight"]
-    )
-    index["weight_map"]["model.rotary_emb.inv_freq"] = files[0]
-    del index["weight_map"]["model.norm.weight"]
+    files = index["weight_map"]
+    others = [file for name, file in files.items() if name not in names]
+    assert {files[name] for name in names} <= set(others)
+    files[moved] = next(file for file in others if file != files[moved])
+    files["model.rotary_emb.inv_freq"] = others[0]
+    del files[left_out]
     path.write_text(json.dumps(index))
     load_model(sharded_copy)
     found = [Checkpoint.open(sharded_copy).read_tensor(name) for name in names]
