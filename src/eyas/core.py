@@ -21,6 +21,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 GrammarFault = Literal["invalid", "unsupported", "too_complex", "timeout"]
 
 MAX_CHOICES = 128
+LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-9
+"""Temperatures below are 0; a `top_p` of 0 is this one."""
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 512
@@ -195,9 +197,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             good = _is_number(value) and low <= value <= high
             _check(good, name, f"must be a number between {low:g} and {high:g}, not {value!r}")
-        good = self.temperature == 0 or self.temperature >= 1e-3
-        _check(good, "temperature", f"must be 0 or at least 0.001, not {self.temperature!r}")
-        _check(self.top_p > 0, "top_p", "must be above 0; 1 is off")
         penalty = self.repetition_penalty
         good = _is_number(penalty) and MIN_PENALTY <= penalty <= MAX_PENALTY
         limits = f"between {MIN_PENALTY:g} and {MAX_PENALTY:g}, not {penalty!r}; 1 is off"
@@ -254,8 +253,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _check(good, "logit_bias", f"of {i} must be between -100 and 100, not {bias!r}")
 
     def _take_other_forms(self) -> None:
-        """Replace numbers and arrays of NumPy and torch by Python's, one text of `stop` by a list, and
-        the -1 with which other engines switch `top_k` off."""
+        """Replace numbers and arrays of NumPy and torch by Python's, one text of `stop` by a list, the
+        -1 with which other engines switch `top_k` off, a temperature that is as good as 0 by 0, and a
+        `top_p` of 0, the most likely token alone, by the least one."""
         force = msgspec.structs.force_setattr
         if isinstance(self.stop, str):
             force(self, "stop", (self.stop,))
@@ -265,6 +265,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             if not isinstance(value, (int, float)) and isinstance(value, Real):
                 force(self, name, float(value))
+        if _is_number(self.temperature) and 0 < self.temperature < LEAST_TEMPERATURE:
+            force(self, "temperature", 0.0)
+        if _is_number(self.top_p) and self.top_p == 0:
+            force(self, "top_p", LEAST_TOP_P)
         for name in (
             "top_k",
             "n",

@@ -18,7 +18,7 @@ from eyas.dialect.choose import family_dialect
 from eyas.engine.stops import Shown, StopChecker
 from eyas.server.chat import PreparedChat
 from eyas.server.chat_format import ChatFormat
-from eyas.server.completions import CompletionFormat
+from eyas.server.completions import CompletionFormat, _LogprobWriter
 from eyas.server.formats import ChoiceOutput
 from eyas.server.request_models import CompletionBody
 from eyas.text import Detokenizer, Tokenizer
@@ -218,6 +218,23 @@ def test_offsets_of_tokens_are_places_in_the_text() -> None:
     assert written["text"] == " city, please"
     lengths = [len(names.decode([i], continues=True)) for i in ids]
     assert written["logprobs"]["text_offset"] == [sum(lengths[:k]) for k in range(len(ids))]
+
+
+@pytest.mark.parametrize("text", ["a日b", "日本", "é🎉x"])
+def test_what_is_left_of_a_character_stands_before_the_next_token(text: str) -> None:
+    names = tokenizer("bytes")
+    whole = names.encode_text(text)
+    params = SamplingParams(logprobs=0)
+    for left_out in range(len(whole)):  # the rest of a character becomes U+FFFD
+        ids = [token for place, token in enumerate(whole) if place != left_out]
+        writer = _LogprobWriter(names, params, offset=0, continues=True)
+        entries = [TokenLogprob(token, -1.0, []) for token in ids]
+        written = writer.write(entries)
+        assert written is not None
+        shown = names.decode(ids, continues=True)
+        for token, place in zip(written["tokens"], written["text_offset"], strict=True):
+            if not token.startswith("bytes:"):
+                assert shown[place : place + len(token)] == token, (ids, written)
 
 
 @NEEDS_CHECKPOINT

@@ -77,12 +77,11 @@ CASES = [
     Case(Code.INVALID_VALUE, b'{"prompt": "x", "seed": 1e999}'),
     Case(Code.INVALID_VALUE, PROMPT, engine=failing(RequestError("stop: is odd", param="stop"))),
     Case(Code.CONTEXT_LENGTH_EXCEEDED, {"prompt": "x " * 5000}),
-    Case(Code.CONTEXT_LENGTH_EXCEEDED, {"tokens": [1] * 5000}, "/detokenize"),
     Case(Code.TOO_MANY_CHOICES, {**PROMPT, "n": 3}, options={"max_queued": 2}),
     Case(
         Code.TOO_MANY_LOGPROBS,
         {**PROMPT, "n": 100, "logprobs": 5},
-        options={"max_logprobs": 1000},
+        options={"max_held_logprobs": 1000},
     ),
     Case(Code.INVALID_API_KEY, PROMPT, options={"api_keys": ("secret",)}),
     Case(Code.HOST_NOT_ALLOWED, PROMPT, headers={"host": "evil.example"}),

@@ -77,8 +77,8 @@ FIELDS: dict[str, list[Any]] = {
         {"continuous_usage_stats": True},
     ],
     "n": [0, -1, 129, 10**9, 1.5, "1", True, [1], HUGE],
-    "temperature": [-0.1, 101, "0.5", True, [], {}, 1e-9, HUGE],
-    "top_p": [0, -1, 1.1, "1", []],
+    "temperature": [-0.1, 101, "0.5", True, [], {}, HUGE],
+    "top_p": [-1, 1.1, "1", []],
     "top_k": [-2, 1.5, "5", 2**40, True],
     "min_p": [-0.1, 1.1, "0"],
     "repetition_penalty": [0, -1, 1000, "1"],
@@ -331,11 +331,11 @@ NATIVE_FIELDS: dict[str, list[Any]] = {
     "messages": [USER],
 }
 SAMPLING_PARAMS: dict[str, list[Any]] = {
-    "max_new_tokens": [0, -1, "x", 2**31, True],
+    "max_new_tokens": [-1, "x", 2**31, True],
     "min_new_tokens": [-1, "x", 1000],
     "max_tokens": [5],
     "temperature": [-1, "x", 101],
-    "top_p": [0, 2],
+    "top_p": [-1, 2],
     "top_k": [-2, "x"],
     "n": [0, 129],
     "stop": [5, [5], ["x"] * 17],
@@ -345,7 +345,7 @@ SAMPLING_PARAMS: dict[str, list[Any]] = {
     "json_schema": [5, "", "{", NESTED],
     "structural_tag": [5, "x", {"format": 5}],
     "logit_bias": [{"a": 1}],
-    "custom_params": [{}],
+    "custom_params": [{"a": 1}],
     "stop_regex": ["x"],
     "spaces_between_special_tokens": [False],
 }

@@ -214,7 +214,6 @@ def called(arguments: str) -> list[dict[str, Any]]:
         ("messages", {"messages": called(json.dumps({"a": LONG}))}),
         ("messages", {"messages": called(LONG)}),
         ("messages", {"messages": [{"role": "user", "content": "a word " * 60}] * 4000}),
-        ("prompt", {"prompt": LONG}),
     ],
 )
 def test_no_text_is_tokenised_that_cannot_fit(
@@ -233,13 +232,9 @@ def test_no_text_is_tokenised_that_cannot_fit(
         return encode(text, **options)
 
     monkeypatch.setattr(tokenizer, "encode_text", noted)
-    bodies = [{"messages": USER, **fields}] if "prompt" not in fields else []
-    for path, body in [("/tokenize", fields if "prompt" in fields else bodies[0])] + [
-        (CHAT, body) for body in bodies
-    ]:
-        error = http.post(path, json=body).json()["error"]
-        assert error["code"] == "context_length_exceeded", error
-        assert error["param"] == param and "has at least" in error["message"]
+    error = http.post(CHAT, json={"messages": USER, **fields}).json()["error"]
+    assert error["code"] == "context_length_exceeded", error
+    assert error["param"] == param and "has at least" in error["message"]
     assert sum(read) < 100_000
 
 
@@ -253,10 +248,16 @@ def test_a_text_of_long_tokens_is_not_read_whole(directory: Path, monkeypatch: p
     assert tokenizer.min_num_tokens(text, exact) <= exact
 
 
-def test_no_more_ids_become_text_than_a_context_holds(http: httpx.Client, fake: FakeClient):
-    error = http.post("/detokenize", json={"tokens": [7] * 513}).json()["error"]
-    assert error["code"] == "context_length_exceeded" and error["param"] == "tokens"
-    assert http.post("/detokenize", json={"tokens": [7] * 512}).status_code == 200
+def test_texts_are_counted_whatever_the_context_holds(http: httpx.Client, fake: FakeClient):
+    """A client asks how much it has to leave out."""
+    ids = http.post("/tokenize", json={"prompt": "a word " * 1000}).json()["tokens"]
+    assert len(ids) > 512
+    assert http.post("/v1/detokenize", json={"tokens": ids}).json()["prompt"] == "a word " * 1000
+    messages = [{"role": "user", "content": "a word " * 1000}]
+    count = http.post("/v1/tokenize", json={"messages": messages}).json()["count"]
+    body = {"model": "tiny", "messages": messages}
+    counted = http.post("/v1/messages/count_tokens", json=body).json()["input_tokens"]
+    assert counted == count > len(ids)
 
 
 def test_arguments_that_are_large_json_stay_text(http: httpx.Client, fake: FakeClient):

@@ -416,3 +416,13 @@ def test_thinking_is_turned_on_limited_hidden_and_off(live_url: str):
     thinking = {kind: a["usage"]["output_tokens_details"] for kind, a in answers.items()}
     assert thinking["on"] == thinking["hidden"] and 0 < thinking["on"]["thinking_tokens"] <= 22
     assert thinking["off"] == {"thinking_tokens": 0}
+
+
+@pytest.mark.parametrize("empty", ["", []])
+def test_an_empty_system_prompt_is_none(http: httpx.Client, fake: FakeClient, empty: object):
+    messages = [{"role": "user", "content": "x"}]
+    counts = [
+        http.post("/v1/messages/count_tokens", json={"messages": messages, **fields}).json()
+        for fields in ({}, {"system": empty})
+    ]
+    assert counts[0] == counts[1] and counts[0]["input_tokens"] > 0

@@ -49,10 +49,12 @@ def test_what_clients_of_other_servers_send_switched_off_asks_for_nothing() -> N
         "priority": 0,
         "log_metrics": True,
         "stop_regex": [],
+        "return_meta_info": False,
+        "use_audio_in_video": False,
     }
     assert GenerateBody.model_validate({**BENCHMARK, **off, "return_bytes": False}).stream
     messages = [{"role": "user", "content": "hi"}]
-    for extra in ({"echo": False}, {"add_special_tokens": False}, {}):
+    for extra in ({"echo": False}, {"add_special_tokens": False}, {"no_stop_trim": False}, {}):
         assert ChatBody.model_validate({"messages": messages, **off, **extra})
     assert CompletionBody.model_validate({"prompt": "hi", **off, "add_special_tokens": True})
 

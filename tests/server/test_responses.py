@@ -294,7 +294,12 @@ def test_a_failure_in_a_stream_is_its_last_event(http: httpx.Client, fake: FakeC
     events = events_of(http.post(PATH, json={"input": "x", "stream": True}).text)
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["status"] == "failed"
-    assert events[-1]["response"]["error"]["code"] == "engine_error"
+    error = events[-1]["response"]["error"]
+    assert (error["code"], error["reason"]) == ("server_error", "engine_error")
+    deltas = [e["delta"] for e in events if e["type"].endswith(".delta")]
+    items = events[-1]["response"]["output"]
+    assert "".join(part["text"] for item in items for part in item["content"]) == "".join(deltas)
+    assert deltas and items[-1]["status"] == "incomplete"
     assert http.post(PATH, json={"input": "x"}).status_code == 500
 
 

@@ -51,6 +51,7 @@ def test_routers_find_the_load(http: httpx.Client, fake: FakeClient):
             "num_tokens": 4,
         }
     ]
+    assert http.get("/load").json() == {"server_load": 0}
     loads = http.get("/v1/loads").json()
     assert loads["dp_rank_count"] == len(loads["loads"]) == 1 and loads["timestamp"]
     (load,) = loads["loads"]

@@ -70,6 +70,7 @@ def create_app(service: Service) -> ASGIApp:
         ("GET", "/model_info", info.model_info),
         ("GET", "/get_model_info", info.model_info),
         ("GET", "/get_load", info.load),
+        ("GET", "/load", info.server_load),
         ("GET", "/loads", info.loads),
         ("GET", "/v1/loads", info.loads),
         ("POST", "/v1/chat/completions", create_chat),
@@ -83,7 +84,9 @@ def create_app(service: Service) -> ASGIApp:
         ("POST", "/flush_cache", info.forget_prefixes),
         ("POST", "/reset_prefix_cache", info.forget_prefixes),
         ("POST", "/tokenize", tokens.tokenize),
+        ("POST", "/v1/tokenize", tokens.tokenize),
         ("POST", "/detokenize", tokens.detokenize),
+        ("POST", "/v1/detokenize", tokens.detokenize),
     ]
     if service.options.playground:
         table += [("GET", file.path, file.respond) for file in page_files()]

@@ -8,6 +8,7 @@ Does not know: HTTP, chat templates.
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -211,9 +212,7 @@ class _LogprobWriter:
         for entry in entries:
             token_id = next(unscored) if entry is None else entry.token_id
             lists["tokens"].append(_shown(tokenizer, token_id))
-            lists["text_offset"].append(self._offset)
-            if self._detokenizer is not None:
-                self._offset += len(self._detokenizer.push(token_id))
+            lists["text_offset"].append(self._place(token_id))
             if entry is None:
                 lists["token_logprobs"].append(None)
                 lists["top_logprobs"].append(None)
@@ -226,6 +225,18 @@ class _LogprobWriter:
                 pairs[lists["tokens"][-1]] = finite(entry.logprob)
                 lists["top_logprobs"].append(to_raw_json(pairs))
         return dict(lists)
+
+    def _place(self, token_id: int) -> int:
+        """Return where the text of the next token begins. Bytes of an incomplete character that it does
+        not complete become U+FFFD before it."""
+        if self._tokenizer is None or self._detokenizer is None:
+            return self._offset
+        begin, data = self._offset, self._tokenizer.token_bytes(token_id)
+        text = self._detokenizer.push(token_id)
+        self._offset += len(text)
+        begins_character = bool(data) and data[0] & 0xC0 != 0x80
+        own = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
+        return begin + max(0, len(text) - len(own)) if text and begins_character else begin
 
 
 def _shown(tokenizer: Tokenizer | None, token_id: int) -> str:

@@ -72,12 +72,6 @@ def _params(
     }
     limit = fields.pop("max_tokens")
     scores_prompt = _scored_from(body) is not None
-    if limit == 0 and not scores_prompt:
-        raise field_error(
-            f"{_PREFIX}max_new_tokens",
-            "must be at least 1, but where logprob_start_len asks for the "
-            "prompt's log-probabilities",
-        )
     num_top = (body.top_logprobs_num or 0) if body.return_logprob else None
     return sampling_params(
         CompletionFields(**fields),
@@ -176,14 +170,16 @@ class GenerateFormat(AnswerFormat):
         self, choice_index: int, entries: Sequence[TokenLogprob | None] | None
     ) -> dict[str, Any]:
         """Return the prompt's log-probabilities. As in SGLang, the first entry is None, as for a
-        token without predecessors."""
-        if self._scored_from is None or entries is None:
+        token without predecessors, and a request that does not say where to begin has the last token's
+        alone."""
+        if not self._with_logprobs or (self._scored_from is not None and entries is None):
             return {}
         prompt = self._requests[choice_index // self._num_each].prompt_token_ids
         chosen: list[Any] = []
         tops: list[Any] = []
-        for index in range(self._scored_from, len(prompt)):
-            entry = entries[index] if index > self._scored_from else None
+        first = len(prompt) - 1 if self._scored_from is None else self._scored_from
+        for index in range(first, len(prompt)):
+            entry = entries[index] if entries is not None and index > first else None
             text = token_text(self._tokenizer, prompt[index]) if self._with_texts else None
             if entry is None:
                 chosen.append([None, prompt[index], text])
@@ -214,6 +210,8 @@ class GenerateFormat(AnswerFormat):
             meta["output_token_logprobs"] = msgspec.Raw(b"[%b]" % progress.logprobs)
             if self._with_top:
                 meta["output_top_logprobs"] = msgspec.Raw(b"[%b]" % progress.tops)
+            if self._scored_from is None:
+                meta |= self._prompt_logprobs(choice.index, None)
         return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
 
     def _finish_reason(self, choice: ChoiceOutput, last: Delta) -> dict[str, Any]:

@@ -74,6 +74,11 @@ class InfoRoutes:
     async def load(self, http: HttpRequest) -> Response:
         return json_response(server_info.load(self._service))
 
+    async def server_load(self, http: HttpRequest) -> Response:
+        """The requests that run or wait, as vLLM's route tells them."""
+        stats = self._service.client.health().stats
+        return json_response({"server_load": stats.num_running + stats.num_waiting})
+
     async def loads(self, http: HttpRequest) -> Response:
         return json_response(server_info.loads(self._service))
 

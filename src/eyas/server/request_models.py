@@ -139,7 +139,8 @@ _SWITCHES = (
     *("logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs"),
     *("mm_processor_kwargs", "image_data", "audio_data", "video_data", "modalities"),
     *("lora_path", "lora_request", "bad_words", "bad_words_ids", "stop_regex"),
-    "priority",
+    *("return_meta_info", "use_audio_in_video", "require_reasoning", "no_logs"),
+    *("enable_response_messages", "priority"),
 )
 """Fields of SGLang and vLLM for what is not served here, which their clients also send switched off."""
 
@@ -336,7 +337,10 @@ class ConversationFields(StrictModel):
 
 
 class ChatBody(CompletionFields, ConversationFields):
-    neutral: ClassVar = {**AnswerFields.neutral, "echo": OFF, "add_special_tokens": OFF}
+    neutral: ClassVar = {
+        **AnswerFields.neutral,
+        **dict.fromkeys(("echo", "add_special_tokens", "no_stop_trim"), OFF),
+    }
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
@@ -358,7 +362,11 @@ class ChatBody(CompletionFields, ConversationFields):
 
 
 class CompletionBody(CompletionFields):
-    neutral: ClassVar = {**AnswerFields.neutral, "add_special_tokens": (True,)}
+    neutral: ClassVar = {
+        **AnswerFields.neutral,
+        "add_special_tokens": (True,),
+        "no_stop_trim": OFF,
+    }
     prompt: Prompt
     logprobs: Annotated[
         Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, _null_if_equal(False)
@@ -372,6 +380,7 @@ class GenerateParams(SamplingFields):
 
     neutral: ClassVar[Mapping[str, Sequence[Any]]] = {
         "stop_regex": OFF,
+        "custom_params": OFF,
         "stream_interval": (1,),
     }
     max_new_tokens: Count | None = None

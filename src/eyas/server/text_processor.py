@@ -6,11 +6,12 @@ engine.
 
 from __future__ import annotations
 
+import copy
 import importlib.resources
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from eyas.config import EngineConfig, EngineInfo, StartChoice
 from eyas.core import (
@@ -23,6 +24,7 @@ from eyas.core import (
 from eyas.dialect import Dialect, dialect_reason, find_dialect
 from eyas.grammar import OutputSpec
 from eyas.server.constraints.free_text import ControlTokenSplitter
+from eyas.server.fields import MAX_PROMPT_TOKENS
 from eyas.server.http import errors
 from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
 from eyas.text.template import require_template
@@ -117,6 +119,12 @@ class TextProcessor:
             StartChoice("dialect", self._dialect.name, "; ".join(options)),
             sampling,
         )
+
+    def unlimited(self) -> Self:
+        """Return a copy for texts that only have to be counted, of any length."""
+        other = copy.copy(self)
+        other.max_model_len = MAX_PROMPT_TOKENS
+        return other
 
     def encode_prompt(
         self, prompt: str | Sequence[int], param: str, num_reserved: int = 1

@@ -1,5 +1,7 @@
 """The routes /tokenize, /detokenize and /v1/messages/count_tokens.
 
+Promises: texts and ids may be longer than the context, since clients ask how much to leave out; the
+limits of bodies and of the time to prepare them hold.
 Does not know: requests of the engine.
 """
 
@@ -12,7 +14,6 @@ from starlette.responses import Response
 
 from eyas.core import field_error
 from eyas.server.formats import token_text
-from eyas.server.http import errors
 from eyas.server.http.error_context import ErrorContext
 from eyas.server.http.sse import json_response
 from eyas.server.messages.conversion import field_name, prepare_messages
@@ -46,14 +47,12 @@ class TokenRoutes:
         body, processor = await self._reader.read(http, CountTokensBody)
         with ErrorContext(body, field_name).explains():
             chat = await self._reader.prepare(
-                http, lambda: prepare_messages(body, processor, "", "")
+                http, lambda: prepare_messages(body, processor.unlimited(), "", "")
             )
         return json_response({"input_tokens": len(chat.request.prompt_token_ids)})
 
 
 def _detokenize(body: DetokenizeBody, processor: TextProcessor) -> str:
-    if len(body.tokens) > processor.max_model_len:
-        raise errors.too_long(str(len(body.tokens)), processor.max_model_len, "tokens")
     if body.tokens and max(body.tokens) >= processor.vocab_size:
         raise field_error("tokens", f"holds ids beyond the vocabulary of {processor.vocab_size}")
     tokenizer = require_tokenizer(processor.tokenizer, "tokens")
@@ -76,13 +75,12 @@ def _ids_of(body: TokenizeBody, processor: TextProcessor) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise field_error("prompt", "give either prompt or messages")
     if body.messages is not None:
-        return processor.encode_chat(
+        return processor.unlimited().encode_chat(
             template_messages(body.messages, processor),
             template_tools(body.tools),
             **template_options(processor, body.messages, body, None),
         )
     assert body.prompt is not None
-    processor.check_length(body.prompt, "prompt")
     tokenizer = require_tokenizer(processor.tokenizer, "prompt")
     if body.add_special_tokens is False:
         return tokenizer.encode_text(body.prompt)

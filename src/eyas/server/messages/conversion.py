@@ -79,7 +79,7 @@ def prepare_messages(
         raise field_error(
             path, "the last message calls tools; add a message of the user with their results"
         )
-    if body.system is not None:
+    if body.system:
         messages = [placed_text("system", body.system, "system", "system"), *messages]
     return prepare_converted_chat(
         lambda: _chat_body(body, messages, processor),

@@ -165,7 +165,7 @@ Turn = Annotated[
 
 class ClientTool(_Block):
     """A tool that the model may call. eager_input_streaming: not read, since arguments are always
-    streamed as they are generated."""
+    streamed as they are generated. input_examples: not read, since no template has a place for them."""
 
     type: Literal["custom"] | None = None
     name: FunctionName
@@ -174,6 +174,8 @@ class ClientTool(_Block):
     strict: bool | None = None
     defer_loading: Literal[False] | None = None
     eager_input_streaming: bool | None = None
+    input_examples: Annotated[list[Any], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
 
 
 def _tag_of_tool(value: Any) -> str | None:
@@ -248,6 +250,7 @@ class MessagesBody(CountTokensBody, ConstraintFields, AnswerFields):
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     metadata: Annotated[dict[str, Any], at_most(16)] | None = None
     service_tier: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    inference_geo: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
     seed: Seed | None = None
     min_tokens: Count | None = None

@@ -145,7 +145,7 @@ def _prepare(
     conversation: list[PlacedMessage],
 ) -> PreparedResponse:
     messages = conversation
-    if body.instructions is not None:
+    if body.instructions:
         first = Message(role="system", content=body.instructions)
         messages = [PlacedMessage(first, "instructions", "instructions"), *conversation]
     chat = prepare_converted_chat(

@@ -28,6 +28,9 @@ from eyas.server.responses.items import ItemWriter
 from eyas.server.responses.models import ResponseBody
 from eyas.text import Tokenizer
 
+_FAILED = "server_error"
+"""The code of OpenAI's for a response that failed; its clients know no others of ours."""
+
 
 class ResponsesFormat(AnswerFormat):
     """Formats one answer as a response object."""
@@ -98,8 +101,9 @@ class ResponsesFormat(AnswerFormat):
         return self._numbered([event])
 
     def failure(self, error: ApiError) -> list[dict[str, Any]]:
-        response = self._response("failed", self._items.items, None)
-        response["error"] = error.body()["error"]
+        response = self._response("failed", self._items.cut_off(), None)
+        told = error.body()["error"]
+        response["error"] = {**told, "code": _FAILED, "reason": told["code"]}
         return self._numbered([{"type": "response.failed", "response": response}])
 
     def response(self, choices: list[ChoiceOutput], usage: dict[str, Any]) -> msgspec.Raw:

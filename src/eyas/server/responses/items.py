@@ -96,6 +96,11 @@ class ItemWriter:
             events.append({"type": f"{_TEXT_EVENTS[self._open.type]}.delta", **delta})
         return events
 
+    def cut_off(self) -> list[dict[str, Any]]:
+        """Return the items of a response that failed, the open one with what it has so far."""
+        begun = [] if self._open is None else [self._open.item("incomplete")]
+        return [*self.items, *begun]
+
     def finish(self, status: Status) -> list[dict[str, Any]]:
         """End the last item. A response that is complete has at least a message or a call."""
         events = self._close(status)
