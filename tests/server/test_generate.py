@@ -180,3 +180,26 @@ def test_a_stream_has_no_scores_of_its_prompt(http: httpx.Client, fake: FakeClie
     response = http.post("/generate", json=fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "logprob_start_len"
+
+
+def test_prompts_of_one_request_may_have_parameters_and_names_of_their_own(
+    http: httpx.Client, fake: FakeClient
+):
+    fields = {"text": ["a", "b"], "return_logprob": [True, True], "logprob_start_len": [0, 0]}
+    params = [{"max_new_tokens": 3}, {"max_new_tokens": 5, "temperature": 0.5, "regex": "x+"}]
+    answers = generate(http, rid=["x", "y"], sampling_params=params, **fields)
+    assert [answer["meta_info"]["id"] for answer in answers] == ["x", "y"]
+    assert all("input_token_logprobs" in answer["meta_info"] for answer in answers)
+    first, second = fake.requests[-2:]
+    assert (first.params.max_tokens, second.params.max_tokens) == (3, 5)
+    assert first.output is None and second.output.root == Regex("x+") and first.id != second.id
+    assert len({first.id, second.id}) == 2 and second.params.prompt_logprobs == 0
+    for wrong, param in (
+        ({"sampling_params": params[:1]}, "sampling_params"),
+        ({"sampling_params": [{}, {"n": 2}]}, "sampling_params[1].n"),
+        ({"sampling_params": [{}, {"temperature": -1}]}, "sampling_params[1].temperature"),
+        ({"rid": ["x"]}, "rid"),
+        ({"return_logprob": [True, False]}, "return_logprob"),
+    ):
+        error = http.post("/generate", json={**fields, **wrong}).json()["error"]
+        assert error["param"] == param, error

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from eyas.engine.metrics import Metrics
 from eyas.engine.prompts import score_prompts
 from eyas.engine.scheduler import StepPlan
 from eyas.engine.sequence import Sequence, Status
+from eyas.engine.stage_timer import StageTimer
 from eyas.engine.verifier import Verify
 from eyas.runner.batch import Batch, PlannedBatch, padding_batch
 from eyas.runner.graphs import StepGraphs
@@ -33,6 +36,8 @@ from eyas.runner.runner import ModelRunner, Output
 from eyas.runner.table import SequenceTable
 from eyas.sampling import BatchParams, SequenceParams
 from eyas.transfer import Outbox
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +72,8 @@ class Launcher:
         self._landed_at = 0.0
         self.masking = Masking(vocab_size, mask_seconds, self.metrics.grammar, self._outbox)
         self.graphs = graphs
+        self.timer: StageTimer | None = None
+        """Set where the stages "propose" and "forward" are measured."""
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], vocab_size, table.device)
 
@@ -118,7 +125,7 @@ class Launcher:
                 for sequence in plan.rooted
             ]
         batch = planned.begin(automata)
-        flight.proposed = drafter.propose(batch, plan.shape)
+        flight.proposed = self._timed("propose", lambda: drafter.propose(batch, plan.shape))
         _limit_nodes(flight.proposed, batch, plan)
         tree = batch.to_static(flight.proposed)
         masks = None
@@ -128,7 +135,7 @@ class Launcher:
                 masks.find_legal(plan.rooted)
                 masks.begin()
                 tree = batch.to_static(masks.tree)
-        rows, output = self.run_model(batch, tree)
+        rows, output = self._timed("forward", lambda: self._run_model(batch, tree))
         for span in plan.spans:
             if span.snapshot is not None:
                 self.table.save_state(span.seat, span.snapshot)
@@ -177,7 +184,10 @@ class Launcher:
         # Launched after the copy, so that the host does not wait for the drafter's work.
         self._observe(batch, output, flight.verdict)
 
-    def run_model(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
+    def _timed(self, name: str, stage: Callable[[], T]) -> T:
+        return stage() if self.timer is None else self.timer.run(name, stage)
+
+    def _run_model(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
         """Pack the rows of a step and run the model over them."""
         taps = self.drafters[0].taps
 
@@ -293,7 +303,7 @@ class Launcher:
             num_prompt_rows,
         ).begin()
         tree = batch.to_static(drafter.propose(batch, shape))
-        rows, output = self.run_model(batch, tree)
+        rows, output = self._run_model(batch, tree)
         verdict = self._run_verifier(batch, tree, rows, output, None)
         drafter.observe(batch, output, verdict)
 

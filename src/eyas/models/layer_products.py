@@ -10,6 +10,7 @@ from typing import Protocol
 from eyas.layers.compressed_attention import CompressedSizes
 from eyas.layers.delta_net import DeltaSizes
 from eyas.layers.expert_spec import ExpertSpec
+from eyas.layers.hyper_connections import HyperSizes
 from eyas.layers.latent_attention import LatentSizes
 
 
@@ -30,6 +31,10 @@ class LayerSizes(Protocol):
     def has_output_gate(self) -> bool: ...
     @property
     def latent(self) -> LatentSizes | None: ...
+    @property
+    def hyper(self) -> HyperSizes | None: ...
+    @property
+    def head_shape(self) -> tuple[int, int]: ...
     def experts_of(self, layer: int) -> ExpertSpec | None: ...
     def state_of(self, layer: int) -> DeltaSizes | None: ...
     def compressed_of(self, layer: int) -> CompressedSizes | None: ...
@@ -41,7 +46,7 @@ def layer_products(
     """Return (output size, input size) of the products that a row runs in a layer, fused as they run.
 
     With experts they are those of each chosen expert and of the shared one. The router, whose logits
-    are float32, is not among them (`router_products`). input_size: width of the input of attention;
+    are float32, is not among them (`float32_products`). input_size: width of the input of attention;
     None is the hidden size.
     """
     block = spec.state_of(layer) or spec.compressed_of(layer)
@@ -74,11 +79,13 @@ def attention_products(
     return ((qkv_width, input_size), (spec.hidden_size, query_width))
 
 
-def router_products(spec: LayerSizes, num_layers: int) -> tuple[tuple[int, int], ...]:
-    """Return the distinct (scores, hidden size) of the layers' routers."""
+def float32_products(spec: LayerSizes, num_layers: int) -> tuple[tuple[int, int], ...]:
+    """Return (output size, input size) of the distinct products with float32 results: of the logits
+    head, the layers' routers and the residual streams."""
     experts = (spec.experts_of(layer) for layer in range(num_layers))
-    shapes = ((each.num_scores, spec.hidden_size) for each in experts if each is not None)
-    return tuple(dict.fromkeys(shapes))
+    routers = ((each.num_scores, spec.hidden_size) for each in experts if each is not None)
+    hyper = () if spec.hyper is None else spec.hyper.shapes(spec.hidden_size)
+    return (spec.head_shape, *dict.fromkeys(routers), *hyper)
 
 
 def _gated_products(hidden_size: int, size: int) -> tuple[tuple[int, int], ...]:

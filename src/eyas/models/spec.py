@@ -17,7 +17,7 @@ from eyas.layers.hyper_connections import HyperSizes
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec, no_rope
 from eyas.models.config_file import ConfigFile
-from eyas.models.layer_products import layer_products, router_products
+from eyas.models.layer_products import float32_products, layer_products
 from eyas.ops.gate import Activation
 
 
@@ -197,8 +197,7 @@ class ModelSpec:
     @property
     def head_shapes(self) -> tuple[tuple[int, int], ...]:
         """The distinct (output size, input size) of the products with float32 results."""
-        hyper = () if self.hyper is None else self.hyper.shapes(self.hidden_size)
-        return (self.head_shape, *router_products(self, self.num_layers), *hyper)
+        return float32_products(self, self.num_layers)
 
 
 def read_eos_token_ids(config: ConfigFile, vocab_size: int) -> tuple[int, ...]:

@@ -160,8 +160,8 @@ class Answer:
         for request in self._requests:
             num_prompt = len(request.prompt_token_ids)
             num_output = info.max_model_len - num_prompt
-            if params.max_tokens is not None:
-                num_output = min(num_output, params.max_tokens)
+            if request.params.max_tokens is not None:
+                num_output = min(num_output, request.params.max_tokens)
             num_values += self._num_per_prompt * num_output * num_per_output_token
             num_values += self._format.prompt_copies * num_prompt * num_per_prompt_token
         if num_values > limit:

@@ -7,7 +7,7 @@ answer. A constraint applies to the whole output. Does not know: HTTP, chat temp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,20 +40,28 @@ def generate_requests(
         raise field_error("text", "give either text or input_ids")
     if body.top_logprobs_num and not body.return_logprob:
         raise field_error("top_logprobs_num", "needs return_logprob: true")
-    sampling_fields = body.sampling_params or GenerateParams()
     start = _scored_from(body)
     if start is not None and body.stream:
         raise field_error(
             "logprob_start_len", "log-probabilities of the prompt are not for stream: true; send -1"
         )
     param = "input_ids" if body.text is None else "text"
-    prompts = prompts_in(getattr(body, param), param, sampling_fields.n or 1)
-    with errors_with_sglang_names(_PREFIX):
-        params = _params(body, sampling_fields, processor)
-    constraint = constraint_of(sampling_fields, processor.splitter, _PREFIX)
-    output = constrained_output(constraint, ignore_eos=params.ignore_eos)
-    with errors_with_sglang_names(_PREFIX):
-        requests = processor.make_requests(prompts, params, output, request_id, cache_salt)
+    asked = body.sampling_params or GenerateParams()
+    first = asked[0] if isinstance(asked, list) else asked
+    prompts = prompts_in(getattr(body, param), param, first.n or 1)
+    if isinstance(body.rid, list):
+        _check_number("rid", len(body.rid), len(prompts))
+    if not isinstance(asked, list):
+        requests = _requests(body, asked, _PREFIX, prompts, processor, request_id, cache_salt)
+    else:
+        _check_number("sampling_params", len(asked), len(prompts))
+        requests = []
+        for number, (fields, name) in enumerate(zip(asked, prompts, strict=True)):
+            prefix, prompt = f"sampling_params[{number}].", {name: prompts[name]}
+            if (fields.n or 1) != (first.n or 1):
+                raise field_error(f"{prefix}n", "must be the same for all prompts of a request")
+            each_id = f"{request_id}-{number}"
+            requests += _requests(body, fields, prefix, prompt, processor, each_id, cache_salt)
     shortest = min(len(request.prompt_token_ids) for request in requests)
     if start is not None and start >= shortest:
         raise field_error(
@@ -61,6 +69,31 @@ def generate_requests(
             f"is the index of a prompt token, below the {shortest} of the prompt",
         )
     return requests
+
+
+def _check_number(name: str, num_given: int, num_prompts: int) -> None:
+    if num_given != num_prompts:
+        raise field_error(
+            name, f"has {num_given} items for {num_prompts} prompts; give one for each"
+        )
+
+
+def _requests(
+    body: GenerateBody,
+    fields: GenerateParams,
+    prefix: str,
+    prompts: Mapping[str, str | Sequence[int]],
+    processor: TextProcessor,
+    request_id: str,
+    cache_salt: str,
+) -> list[Request]:
+    """Return the requests of prompts with the same parameters. prefix: of the names of their fields."""
+    with errors_with_sglang_names(prefix):
+        params = _params(body, fields, processor)
+    constraint = constraint_of(fields, processor.splitter, prefix)
+    output = constrained_output(constraint, ignore_eos=params.ignore_eos)
+    with errors_with_sglang_names(prefix):
+        return processor.make_requests(prompts, params, output, request_id, cache_salt)
 
 
 def _params(
@@ -118,7 +151,7 @@ class GenerateFormat(AnswerFormat):
     ) -> None:
         self.prompt_param = "input_ids" if body.text is None else "text"
         self._tokenizer = tokenizer
-        self._id = body.rid or answer_id
+        self._ids = body.rid if isinstance(body.rid, list) else [body.rid or answer_id]
         self._requests = requests
         self._num_each = self.prompt_copies = requests[0].params.n
         self._is_list = isinstance(body.text, list) or self._num_each > 1
@@ -196,7 +229,7 @@ class GenerateFormat(AnswerFormat):
         last = choice.last
         usage = None if last is None else last.usage
         meta: dict[str, Any] = {
-            "id": f"{self._id}-{choice.index}" if self._is_list else self._id,
+            "id": self._name(choice.index),
             "finish_reason": None if last is None else self._finish_reason(choice, last),
             "prompt_tokens": len(request.prompt_token_ids),
             "completion_tokens": len(choice.token_ids),
@@ -213,6 +246,12 @@ class GenerateFormat(AnswerFormat):
             if self._scored_from is None:
                 meta |= self._prompt_logprobs(choice.index, None)
         return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
+
+    def _name(self, choice_index: int) -> str:
+        if len(self._ids) == 1:
+            return f"{self._ids[0]}-{choice_index}" if self._is_list else self._ids[0]
+        prompt, number = divmod(choice_index, self._num_each)
+        return f"{self._ids[prompt]}-{number}" if self._num_each > 1 else self._ids[prompt]
 
     def _finish_reason(self, choice: ChoiceOutput, last: Delta) -> dict[str, Any]:
         if last.finish_reason == "length":

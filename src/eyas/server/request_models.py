@@ -389,18 +389,52 @@ class GenerateParams(SamplingFields):
     no_stop_trim: bool | None = None
 
 
+def _alike(value: Any) -> Any:
+    """Return the value that a list has for every prompt."""
+    if not isinstance(value, list) or not value:
+        return value
+    if any(item != value[0] or type(item) is not type(value[0]) for item in value):
+        raise ValueError("must be the same for all prompts; send those with other values alone")
+    return value[0]
+
+
+_AnyParams = Annotated[
+    Annotated[GenerateParams, Tag("an object")]
+    | Annotated[
+        Annotated[
+            list[GenerateParams], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)
+        ],
+        Tag("a list"),
+    ],
+    by_form('must be an object such as {"max_new_tokens": 16}, or a list with one for each prompt'),
+]
+_AnyNames = Annotated[
+    Annotated[Name, Tag("a text")]
+    | Annotated[
+        Annotated[list[Name], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)],
+        Tag("a list"),
+    ],
+    by_form("must be a text, or a list with one for each prompt"),
+]
+
+
 class GenerateBody(AnswerFields):
     """The body of /generate. logprob_start_len: the index of the first prompt token with a
-    log-probability; -1 for none of the prompt."""
+    log-probability; -1 for none of the prompt. Where there are several prompts, all but the prompts may
+    be lists with an item for each."""
 
     text: PromptTexts | None = None
     input_ids: PromptIds | None = None
-    sampling_params: GenerateParams | None = None
-    return_logprob: bool | None = None
-    logprob_start_len: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    sampling_params: _AnyParams | None = None
+    return_logprob: Annotated[bool | None, BeforeValidator(_alike)] = None
+    logprob_start_len: Annotated[
+        Annotated[int, Field(ge=-1, le=2**31 - 1)] | None, BeforeValidator(_alike)
+    ] = None
+    top_logprobs_num: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, BeforeValidator(_alike)
+    ] = None
     return_text_in_logprobs: bool | None = None
-    rid: Name | None = None
+    rid: _AnyNames | None = None
 
 
 class TokenizeBody(ConversationFields):

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from msgspec.structs import replace
 from starlette.requests import Request as HttpRequest
@@ -28,7 +29,7 @@ from eyas.server.telemetry.metrics import Metrics
 from eyas.server.telemetry.record import RequestRecord
 from eyas.server.telemetry.request_log import log_request
 from eyas.server.template_inputs import check_option
-from eyas.server.text_processor import TextProcessor, model_directory
+from eyas.server.text_processor import TextProcessor
 
 log = logging.getLogger("eyas.server")
 
@@ -76,10 +77,9 @@ class Service:
         """
         info = self.client.info
         if info is not None and not self._has_text_processor_of(info):
-            directory = model_directory(self.config, info)
             processor = await asyncio.to_thread(
                 TextProcessor,
-                directory,
+                Path(info.directory),
                 info,
                 self.options.reasoning_parser,
                 self.options.tool_call_parser,

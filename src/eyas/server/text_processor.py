@@ -7,13 +7,12 @@ engine.
 from __future__ import annotations
 
 import copy
-import importlib.resources
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-from eyas.config import EngineConfig, EngineInfo, StartChoice
+from eyas.config import EngineInfo, StartChoice
 from eyas.core import (
     MAX_LOGPROBS,
     Request,
@@ -222,18 +221,6 @@ class TextProcessor:
         if len(ids) + num_reserved > self.max_model_len:
             raise errors.too_long(str(len(ids)), self.max_model_len, param)
         return ids
-
-
-def model_directory(config: EngineConfig, info: EngineInfo) -> Path:
-    """Return the directory of the model's text files. ValueError if the engine has not reported it."""
-    if info.directory:
-        return Path(info.directory)
-    if config.model.path == "builtin":
-        return Path(str(importlib.resources.files("eyas") / "builtin" / "checkpoint"))
-    directory = Path(config.model.path)
-    if not directory.is_dir():
-        raise ValueError(f"{config.model.path}: the engine does not say where its tokenizer is")
-    return directory
 
 
 def num_chars(value: Any) -> int:

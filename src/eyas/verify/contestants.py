@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from eyas.core import DraftCounts, Request, SamplingParams
+from eyas.engine.stage_timer import StageTimer
 from eyas.llm import LLM
 
 
@@ -104,13 +105,12 @@ class EngineContestant:
         self.name = name
         self.llm = llm
         self._engine = llm.engine
-        self._forward_seconds = 0.0
-        self._propose_seconds = 0.0
         self._num_batches = 0
         # A GPU's graphs are launched ahead, and to wait for each would be another step.
         device, graphs = llm.engine.table.device, llm.engine.launcher.graphs
         self._times_forward = device.type == "cpu" or graphs is None
-        self._wrap()
+        stages = {"propose": False, **({"forward": True} if self._times_forward else {})}
+        self._timer = llm.engine.launcher.timer = StageTimer(waiter(device), stages)
 
     def run(self, job: Job) -> Measurement:
         """Run all batches of the job, one after the other."""
@@ -144,7 +144,7 @@ class EngineContestant:
             while waiting and num_open < job.batch:
                 engine.add(waiting.pop())
                 num_open += 1
-            self._forward_seconds = self._propose_seconds = 0.0
+            self._timer.seconds.clear()
             num_prompt_tokens = engine.metrics.num_prompt_tokens
             before = time.perf_counter()
             deltas = engine.step()
@@ -156,8 +156,8 @@ class EngineContestant:
             if engine.metrics.num_prompt_tokens == num_prompt_tokens:
                 run.steps.append(now - before)
                 if self._times_forward:
-                    run.forwards.append(self._forward_seconds)
-                run.proposals.append(self._propose_seconds)
+                    run.forwards.append(self._timer.seconds["forward"])
+                run.proposals.append(self._timer.seconds["propose"])
             for delta in deltas:
                 token_ids[delta.request_id] += delta.token_ids
                 if delta.finish_reason is not None:
@@ -170,31 +170,6 @@ class EngineContestant:
                     run.drafts.append(delta.usage.drafts)
         run.seconds += time.perf_counter() - started
         run.token_ids += token_ids.values()
-
-    def _wrap(self) -> None:
-        """Time the forward pass and the drafter's proposal inside each step."""
-        engine = self._engine
-        wait = waiter(engine.table.device)
-        run_model, propose = engine.launcher.run_model, engine.drafter.propose
-
-        def timed_run_model(batch: Any, tree: Any) -> Any:
-            wait()
-            before = time.perf_counter()
-            result = run_model(batch, tree)
-            wait()
-            self._forward_seconds += time.perf_counter() - before
-            return result
-
-        def timed_propose(batch: Any, shape: Any) -> Any:
-            before = time.perf_counter()
-            tree = propose(batch, shape)
-            wait()
-            self._propose_seconds += time.perf_counter() - before
-            return tree
-
-        if self._times_forward:
-            engine.launcher.run_model = timed_run_model  # type: ignore[method-assign]
-        engine.drafter.propose = timed_propose  # type: ignore[method-assign]
 
 
 def waiter(device: torch.device) -> Callable[[], None]:

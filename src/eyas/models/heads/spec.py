@@ -20,7 +20,7 @@ from eyas.layers.expert_spec import ExpertSpec
 from eyas.layers.hyper_connections import HyperSizes
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
-from eyas.models.layer_products import layer_products, router_products
+from eyas.models.layer_products import float32_products, layer_products
 from eyas.models.spec import LLAMA, LayerTraits
 
 HeadKind = Literal["eagle", "eagle3", "mtp"]
@@ -190,8 +190,7 @@ class HeadSpec:
     @property
     def head_shapes(self) -> tuple[tuple[int, int], ...]:
         """The distinct (output size, input size) of the products with float32 results."""
-        hyper = () if self.hyper is None else self.hyper.shapes(self.hidden_size)
-        return (self.head_shape, *router_products(self, self.num_layers), *hyper)
+        return float32_products(self, self.num_layers)
 
 
 def default_taps(num_target_layers: int) -> tuple[int, int, int]:
