@@ -72,3 +72,19 @@ def test_a_call_cannot_be_continued(http: httpx.Client, fake: FakeClient):
         body["messages"][1]["tool_calls"] = []
         assert http.post(path, json=body).status_code == 200
         body["messages"][1]["tool_calls"] = [call]
+
+
+@pytest.mark.parametrize(("path", "prefix"), [(CHAT, "chatcmpl-"), (TEXT, "cmpl-")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_shows_the_id_of_its_client(
+    http: httpx.Client, fake: FakeClient, path: str, prefix: str, stream: bool
+):
+    """SGLang shows rid as it is, vLLM puts the route's prefix before request_id. Within the server,
+    equal ids of two clients are two answers."""
+    prompt: dict[str, Any] = {"messages": USER} if path == CHAT else {"prompt": "x"}
+    for fields, shown in (({"rid": "mine"}, "mine"), ({"request_id": "mine"}, f"{prefix}mine")):
+        for _ in range(2):
+            answer = http.post(path, json={**prompt, **fields, "stream": stream})
+            assert f'"id":"{shown}"' in answer.text.replace('"id": ', '"id":')
+    assert len({request.id for request in fake.requests[-4:]}) == 4
+    assert not any("mine" in request.id for request in fake.requests[-4:])

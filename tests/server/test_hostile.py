@@ -165,6 +165,8 @@ FIELDS: dict[str, list[Any]] = {
     "function_call": ["auto"],
 }
 CHAT_FIELDS: dict[str, list[Any]] = {
+    "rid": [5, ["x"], "x" * 1000],
+    "request_id": [5, ["x"], "x" * 1000],
     "messages": [None, [], {}, "x", 5, [5], [[]], ["x"], [None], [{}], [USER]],
     "tools": [{}, "x", [5], [{}], [{"type": "function"}], [TOOL | {"x": 1}], [TOOL] * 1000]
     + [[{"type": "function", "function": {"name": name}}] for name in ("", 5, None, "x" * 300)]
@@ -229,6 +231,8 @@ CHAT_FIELDS: dict[str, list[Any]] = {
     "add_generation_prompt": ["x"],
 }
 TEXT_FIELDS: dict[str, list[Any]] = {
+    "rid": [5, ["x"], "x" * 1000],
+    "request_id": [5, ["x"], "x" * 1000],
     "prompt": [
         None,
         "",
@@ -320,12 +324,12 @@ BYTES = [
 
 NATIVE_FIELDS: dict[str, list[Any]] = {
     "text": [None, 5, [], [5], [""], {}, "", "word " * 5000, ["x"] * 200],
-    "sampling_params": [5, "x", [], [{}], {"unknown": 1}, {"response_format": {}}],
+    "sampling_params": [5, "x", [], [{}, {}], {"unknown": 1}, {"response_format": {}}],
     "stream": ["x", 1],
     "return_logprob": ["x", 1],
     "logprob_start_len": [-2, 1.5, "x"],
     "top_logprobs_num": [-1, 21, "x"],
-    "rid": [5, ["x"], "x" * 1000],
+    "rid": [5, ["x", "y"], [5], "x" * 1000],
     "image_data": ["x"],
     "lora_path": ["x"],
     "messages": [USER],

@@ -46,8 +46,10 @@ def create_app(service: Service) -> ASGIApp:
     answer = partial(answer_route, service, reader)
     tokens = TokenRoutes(reader)
     stored = ResponseRoutes(service)
-    create_chat = answer(ChatBody, "chatcmpl-", answer_routes.chat)
-    create_completion = answer(CompletionBody, "cmpl-", answer_routes.completion)
+    create_chat = answer(ChatBody, answer_routes.CHAT_PREFIX, answer_routes.chat)
+    create_completion = answer(
+        CompletionBody, answer_routes.COMPLETION_PREFIX, answer_routes.completion
+    )
     generate = answer(GenerateBody, "", answer_routes.generate, num_id_bytes=16)
     create_response = answer(
         ResponseBody, "resp_", stored.translate, num_id_bytes=24, rename=field_of_response

@@ -159,9 +159,12 @@ class AnswerFields(StrictModel):
 
 
 class CompletionFields(SamplingFields, AnswerFields):
-    """The fields that /v1/chat/completions and /v1/completions share. The last ones are vLLM's, which
-    its clients send with the values that change nothing."""
+    """The fields that /v1/chat/completions and /v1/completions share. rid, request_id: SGLang's and
+    vLLM's id of the answer. The last fields are vLLM's, which its clients send with the values that
+    change nothing."""
 
+    rid: Name | None = None
+    request_id: Name | None = None
     response_format: ResponseFormat | None = None
 
     stream_options: StreamOptions | None = None
