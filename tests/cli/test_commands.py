@@ -109,7 +109,7 @@ def succeeded(done: Done) -> str:
         (["serve", "--drafter", "model"], ["--draft-model"]),
         (["generate", "x", "--drafter", "eagle9"], ["--drafter"]),
         (["generate", "x", "--temperature", "-1"], ["--temperature"]),
-        (["generate", "x", "--top-p", "0"], ["--top-p"]),
+        (["generate", "x", "--top-p", "2"], ["--top-p"]),
         (["generate", "x", "--max-tokens", "2", "--min-tokens", "3"], ["--min-tokens"]),
         (["generate", "x", "--model", "nowhere"], ["nowhere", "hub name"]),
         (["generate", "x", "--prompts-file", "y"], ["--prompts-file"]),

@@ -238,7 +238,7 @@ def test_who_leaves_while_waiting_takes_no_thread_along() -> None:
 def test_many_answers_of_one_key_do_not_keep_another_from_its_seats() -> None:
     """Nine requests for 12 answers each, of which six fill the part of the queue that one key may
     have, and then one of another key."""
-    many = chat(max_tokens=30, n=12, ignore_eos=True)
+    many = chat(max_tokens=120, n=12, ignore_eos=True)
     limits = ("--max-waiting", "96", "--max-num-seqs", "4")
     with (
         serving("--api-key", "one", "--api-key", "two", *limits) as url,
