@@ -64,6 +64,12 @@ def token_id_of(key: str) -> int | None:
     return int(key) if _TOKEN_ID.fullmatch(key) else None
 
 
+def bias_by_token_id(bias: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a logit_bias with token ids as keys where they are texts, as in JSON."""
+    ids = {key: token_id_of(key) if isinstance(key, str) else None for key in bias}
+    return {key if ids[key] is None else ids[key]: value for key, value in bias.items()}
+
+
 class GrammarError(RequestError):
     """An output specification that cannot be enforced. Raised before the request is admitted.
 
@@ -220,6 +226,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             good = value is None or (type(value) is int and low <= value <= high)
             _check(good, name, f"must be a whole number between {low} and {high}, not {value!r}")
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            value = getattr(self, name)
+            _check(type(value) is bool, name, f"must be True or False, not {value!r}")
         if self.max_tokens is not None:
             good = self.min_tokens <= self.max_tokens
             _check(
@@ -253,12 +262,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _check(good, "logit_bias", f"of {i} must be between -100 and 100, not {bias!r}")
 
     def _take_other_forms(self) -> None:
-        """Replace numbers and arrays of NumPy and torch by Python's, one text of `stop` by a list, the
+        """Replace numbers and arrays of NumPy and torch by Python's, one text of `stop` by a tuple, the
         -1 with which other engines switch `top_k` off, a temperature that is as good as 0 by 0, and a
-        `top_p` of 0, the most likely token alone, by the least one."""
+        `top_p` of 0, the most likely token alone, by the least one. Lists and dicts are copied: their
+        owner may change them."""
         force = msgspec.structs.force_setattr
-        if isinstance(self.stop, str):
-            force(self, "stop", (self.stop,))
+        if isinstance(self.stop, (str, list)):
+            force(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         if self.top_k == -1:
             force(self, "top_k", 0)
         for name in _REAL_FIELDS:
@@ -286,9 +296,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if not isinstance(ids, tuple) or any(type(token) is not int for token in ids):
             ids = as_token_ids(self.stop_token_ids, "stop_token_ids")
             force(self, "stop_token_ids", tuple(ids))
-        if any(type(token) is not int for token in self.logit_bias):
-            tokens = as_token_ids(list(self.logit_bias), "logit_bias")
-            force(self, "logit_bias", dict(zip(tokens, self.logit_bias.values(), strict=True)))
+        tokens = list(self.logit_bias)
+        if any(type(token) is not int for token in tokens):
+            tokens = as_token_ids(tokens, "logit_bias")
+        force(self, "logit_bias", dict(zip(tokens, self.logit_bias.values(), strict=True)))
 
 
 def check_min_tokens(num_prompt_tokens: int, params: SamplingParams, max_model_len: int) -> None:

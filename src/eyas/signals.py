@@ -13,6 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+_HELD_BACK = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+    *(signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2),
+)
+"""Not the timers of profilers, whose handlers look at the frame that they interrupt."""
+
 
 @contextmanager
 def first_signal(numbers: Sequence[int], handle: Callable[[int], None]) -> Iterator[None]:
@@ -42,9 +48,10 @@ def first_signal(numbers: Sequence[int], handle: Callable[[int], None]) -> Itera
 
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """Let Ctrl-C have its effect when the block ends. A second one has it at once."""
+    """Let Ctrl-C, or another signal whose handler may raise an exception, have its effect when the
+    block ends. A second one has it at once."""
     found: list[int] = []
-    with first_signal((signal.SIGINT,), found.append):
+    with first_signal([x for x in _HELD_BACK if callable(signal.getsignal(x))], found.append):
         yield
-    if found:
-        signal.raise_signal(signal.SIGINT)
+    for number in found:
+        signal.raise_signal(number)

@@ -2,7 +2,8 @@
 
 Promises: a type is turned into a grammar before any work is done. A complete answer of that grammar can
 be parsed, unless the type requires more than its JSON schema expresses (a validator, the number of a
-Decimal's digits, the scheme of a URL, keys of a dict that are numbers).
+Decimal's digits, the scheme of a URL, an IP network, a complex number, keys of a dict that are numbers)
+or Python can hold less (a number beyond a float, a leap second). The error has a note with the text.
 Does not know: engines, prompts.
 """
 
@@ -12,10 +13,11 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, time
 from decimal import Decimal
+from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 from typing import Literal as OneOf
 
@@ -26,6 +28,14 @@ from eyas import grammar
 from eyas.core import RequestError
 from eyas.outputs import Choice
 from eyas.schemas import grammar_source, json_node, rust_pattern
+
+_BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+_NAIVE_DATETIME = (
+    "^[1-9][0-9]{3}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
+    "T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?$"
+)
+"""Of the days that every month has."""
+_UUID = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +100,31 @@ def typed(output: Any) -> Typed:
         except (TypeError, RuntimeError):
             pass  # pydantic may know the type
         else:
-            return _json(schema, lambda text: msgspec.json.decode(text, type=output))
+            return _json(_with_base64(schema), lambda text: msgspec.json.decode(text, type=output))
     return _typed_by_pydantic(output)
 
 
 def _json(schema: Any, parse: Callable[[str], Any]) -> Typed:
-    return Typed(json_node(schema, param="output"), parse, _parse_partial)
+    def parse_with_note(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            error.add_note(f"the answer was: {text}")
+            raise
+
+    return Typed(json_node(schema, param="output"), parse_with_note, _parse_partial)
+
+
+def _with_base64(schema: Any) -> Any:
+    """Return the JSON schema with a pattern for the strings that msgspec decodes as base64."""
+    if isinstance(schema, list):
+        return [_with_base64(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "string" and schema.get("contentEncoding") == "base64":
+        others = {key: value for key, value in schema.items() if key != "contentEncoding"}
+        return {**others, "pattern": _BASE64}
+    return {key: _with_base64(value) for key, value in schema.items()}
 
 
 def _parse_partial(text: str) -> Any:
@@ -109,9 +138,14 @@ def _parse_partial(text: str) -> Any:
 
 def _is_for_pydantic(output: Any, seen: frozenset[Any] = frozenset()) -> bool:
     """Whether msgspec would not enforce what a part of the type requires, but pydantic does: one of its
-    classes or dataclasses, a Field in an annotation, a date with a time, a time, a Decimal."""
+    classes or dataclasses, a Field in an annotation, a date with a time, a time, a Decimal, keys of a
+    dict out of a few."""
     if any(output is kind for kind in (datetime, time, Decimal)):
         return True
+    if isinstance(origin := get_origin(output), type) and issubclass(origin, Mapping):
+        key = next(iter(get_args(output)), None)
+        if get_origin(key) is OneOf or (isinstance(key, type) and issubclass(key, Enum)):
+            return True
     if type(output).__module__.partition(".")[0] in ("pydantic", "annotated_types"):
         return True
     if hasattr(output, "__pydantic_validator__"):
@@ -134,6 +168,29 @@ def _typed_by_pydantic(output: Any) -> Typed:
         def decimal_schema(self, schema: Any) -> dict[str, Any]:
             """Return the first of pydantic's forms, a number. The other one is any text."""
             return super().decimal_schema(schema)["anyOf"][0]
+
+        def datetime_schema(self, schema: Any) -> dict[str, Any]:
+            """Return a pattern for a datetime without an offset: JSON schema has no format for it."""
+            if schema.get("tz_constraint") == "naive":
+                return {"type": "string", "pattern": _NAIVE_DATETIME}
+            return super().datetime_schema(schema)
+
+        def uuid_schema(self, schema: Any) -> dict[str, Any]:
+            """Return a pattern for a UUID of one version: JSON schema has no format for it."""
+            version = schema.get("version")
+            if version is None:
+                return super().uuid_schema(schema)
+            return {"type": "string", "pattern": _UUID.format(version=version)}
+
+        def literal_schema(self, schema: Any) -> dict[str, Any]:
+            for value in schema["expected"]:
+                if isinstance(value, Enum) and not isinstance(value, (str, int)):
+                    raise RequestError(
+                        f"output: a Literal of {value} cannot be read from JSON; use "
+                        f"{type(value).__name__} itself, or a Literal of texts",
+                        param="output",
+                    )
+            return super().literal_schema(schema)
 
     try:
         if not isinstance(output, type) and get_origin(output) is None:

@@ -344,7 +344,7 @@ def test_generate_answers_a_file_of_prompts(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}
     lines = [
-        {"prompt": "ping", "temperature": 0, "max_tokens": 8},
+        {"prompt": "ping", "temperature": 0, "max_tokens": 8, "logit_bias": {"5": 3}},
         {"messages": [{"role": "user", "content": "ping"}], "n": 2, "max_tokens": 8},
         {"messages": [{"role": "user", "content": "ping"}], "tools": [tool], "stop": ["I"]},
     ]
@@ -352,6 +352,24 @@ def test_generate_answers_a_file_of_prompts(tmp_path: Path) -> None:
     outputs = ok("generate", "--prompts-file", str(file), "--json").splitlines()
     assert [len(json.loads(output)["choices"]) for output in outputs] == [1, 2, 1]
     assert "I" not in json.loads(outputs[2])["choices"][0]["text"]
+
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    weather = {"type": "function", "function": {"name": "get_weather", "parameters": city}}
+    asked = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    same = {"temperature": 0, "max_tokens": 80}
+    lines = [
+        {"messages": asked, "tools": [weather], "prompt_logprobs": 0, **same},
+        {"prompt": [5, 6, 7], **same},
+        {"messages": asked, **same},
+    ]
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    first, raw, last = map(
+        json.loads, ok("generate", "--prompts-file", str(file), "--json").splitlines()
+    )
+    assert [call["name"] for call in first["choices"][0]["tool_calls"]] == ["get_weather"]
+    assert first["choices"][0]["reasoning"] and len(first["prompt_logprobs"]) > 3
+    assert raw["num_prompt_tokens"] == 3 and not raw["choices"][0]["reasoning"]
+    assert last["choices"][0]["tool_calls"] == [] and "prompt_logprobs" not in last
 
     file.write_text('{"prompt": "a"}\n{"text": "b"}')
     done = eyas("generate", "--prompts-file", str(file))

@@ -134,6 +134,9 @@ def test_what_is_no_conversation_is_named(llm: LLM, messages: Any) -> None:
         ("stop", lambda llm: llm.generate("a", {"stop": 5})),
         ("logit_bias", lambda llm: llm.generate("a", {"logit_bias": 5})),
         ("stop_token_ids", lambda llm: llm.generate("a", {"stop_token_ids": 5})),
+        ("ignore_eos", lambda llm: llm.generate("a", {"ignore_eos": "false"})),
+        ("skip_special_tokens", lambda llm: SamplingParams(skip_special_tokens=2)),
+        ("parallel_tool_calls", lambda llm: llm.chat(QUESTION, parallel_tool_calls="no")),
         ("tools", lambda llm: llm.chat(QUESTION, GREEDY, tools=5)),
         ("tools", lambda llm: llm.chat(QUESTION, GREEDY, tools=[5])),
         ("tools", lambda llm: llm.encode_chat(QUESTION, tools=5)),
@@ -213,6 +216,44 @@ def test_times_and_decimals_come_back(llm: LLM, seed: int) -> None:
     for output in (Sale, few, Decimal, tuple[datetime.time, Decimal]):
         with contextlib.suppress(OutputIncomplete):  # ValidationError if a text is of no such value
             assert llm.chat(QUESTION, hot, output=output, enable_thinking=False) is not None
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        pydantic.NaiveDatetime,
+        pydantic.UUID4,
+        Annotated[dict[Literal["a", "b"], Literal[1, 2]], pydantic.Field(min_length=1)],
+        dict[Colour, bool],
+        tuple[bytes, bool],
+    ],
+)
+@pytest.mark.parametrize("seed", [0, *only_thorough(*range(1, 20))])
+def test_types_that_json_schema_has_no_format_for_come_back(
+    llm: LLM, output: Any, seed: int
+) -> None:
+    hot = SamplingParams(temperature=1.3, seed=seed, max_tokens=200)
+    with contextlib.suppress(OutputIncomplete):
+        assert llm.generate("As JSON: ", hot, output=output) is not None
+
+
+def test_a_literal_of_enum_members_is_refused(llm: LLM) -> None:
+    for output in (Literal[Colour.RED], list[Literal[Colour.RED]]):  # type: ignore[valid-type]
+        with pytest.raises(RequestError, match="use Colour itself"):
+            llm.generate("a", GREEDY, output=output)
+
+
+def test_what_the_type_refuses_has_a_note_with_the_text() -> None:
+    number = typed(Annotated[str, pydantic.AfterValidator(int)])
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        number.parse('"abc"')
+    assert caught.value.__notes__ == ['the answer was: "abc"']
+
+
+def test_an_end_of_sequence_token_among_the_stop_tokens_ends_a_value(llm: LLM) -> None:
+    ends = tuple(llm.engine.info.eos_token_ids)
+    params = SamplingParams(temperature=0, max_tokens=20, stop_token_ids=ends)
+    assert llm.generate("x", params, output=Regex("[ab]")) in ("a", "b")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -343,3 +384,10 @@ def test_parameters_take_numbers_of_libraries() -> None:
 def test_an_option_that_no_template_reads_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="enable_thinkin"):
         llm.chat(QUESTION, GREEDY, enable_thinkin=True)
+
+
+def test_sampling_parameters_keep_what_they_were_given() -> None:
+    bias, stop = {3: 5.0}, ["a"]
+    params = SamplingParams(logit_bias=bias, stop=stop)  # type: ignore[arg-type]
+    bias[4], stop[0] = 1000.0, ""
+    assert (params.logit_bias, params.stop) == ({3: 5.0}, ("a",))

@@ -164,3 +164,32 @@ def test_ctrl_c_interrupts_no_step_and_no_other_thread(llm: LLM) -> None:
     assert llm.engine.metrics.num_failed_steps == 0
     assert llm.generate("The eagle", long)[0].token_ids == expected
     assert not llm.engine.has_work()
+
+
+def test_an_exception_of_a_signal_handler_reaches_the_caller(llm: LLM) -> None:
+    """It does not end as an error of the step that it interrupts."""
+
+    class TooLate(Exception):
+        pass
+
+    def handle(number: int, frame: Any) -> None:
+        raise TooLate
+
+    def answer_until(delay: float) -> None:
+        timer = threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        timer.start()
+        llm.generate(["ping", "pong"], long)
+        timer.join()
+
+    long = SamplingParams(temperature=1, seed=1, max_tokens=1500, ignore_eos=True)
+    expected = llm.generate("The eagle", GREEDY)[0].token_ids
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        for delay in (0.02, 0.025, 0.03, 0.035, 0.04):
+            with pytest.raises(TooLate):
+                answer_until(delay)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert llm.engine.metrics.num_failed_steps == 0
+    assert llm.generate("The eagle", GREEDY)[0].token_ids == expected
+    assert not llm.engine.has_work()

@@ -73,7 +73,7 @@ def expect(params: SamplingParams, max_tokens: int, tokens: Sequence[int]) -> Wh
         token = tokens[k - 1]
         if token in ends or token in params.stop_token_ids:
             kept = tokens[:k] if include else tokens[: k - 1]
-            reason = token if token in params.stop_token_ids else None
+            reason = None if token in ends else token
             return Whole(text_of(kept, skip, final=True), k, "stop", reason)
         before, now = (
             text_of(tokens[: k - 1], skip, final=False),

@@ -118,6 +118,15 @@ class SamplingOptions:
         return changes
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt. messages, tools: those of a conversation; None for a raw prompt."""
+
+    ids: list[int]
+    messages: list[Any] | None = None
+    tools: Any = None
+
+
 @flattened
 def generate(
     *,
@@ -176,14 +185,14 @@ def generate(
         prompts = [_encode(llm, entry, chat, template_options) for entry in entries]
         params = [_params(llm, changes, entry) for entry in entries]
         if as_json:
-            outputs = llm.generate(prompts, params)
+            outputs = _answers(llm, prompts, params, template_options)
             for output in outputs:
                 print(json.dumps(as_dict(output), ensure_ascii=False))
         elif len(prompts) == 1 and params[0].n == 1:
-            outputs = [_stream(llm, prompts[0], params[0])]
+            outputs = [_stream(llm, prompts[0], params[0], template_options)]
             _show_details(outputs[0], show_tokens, show_usage)
         else:
-            outputs = llm.generate(prompts, params)
+            outputs = _answers(llm, prompts, params, template_options)
             for output in outputs:
                 _show(output, show_tokens, show_usage)
     if has_failed(outputs):
@@ -202,7 +211,12 @@ def as_dict(output: GenerationOutput) -> dict[str, Any]:
     return {
         "num_prompt_tokens": len(output.prompt_token_ids),
         "choices": [msgspec.to_builtins(choice) for choice in output.choices],
+        **_if_there("prompt_logprobs", msgspec.to_builtins(output.prompt_logprobs)),
     }
+
+
+def _if_there(name: str, value: Any) -> dict[str, Any]:
+    return {} if value is None else {name: value}
 
 
 def _entries(
@@ -223,37 +237,72 @@ def _entries(
 
 def _encode(
     llm: LLM, entry: Mapping[str, Any], chat: bool | None, template_options: Mapping[str, Any]
-) -> list[int]:
+) -> _Prompt:
     if isinstance(entry.get("prompt"), list):
         if entry.get("system"):
             raise ValueError("--system: cannot go with a prompt of token ids")
-        return entry["prompt"]
+        return _Prompt(entry["prompt"])
     uses_template = has_chat_template(model_directory(llm)) if chat is None else chat
     if "messages" not in entry and not uses_template:
         if entry.get("system"):
             raise ValueError("--system: needs the chat template; leave out --raw")
-        return llm.tokenizer.encode_prompt(entry["prompt"])
+        return _Prompt(llm.tokenizer.encode_prompt(entry["prompt"]))
     messages = list(entry.get("messages") or [{"role": "user", "content": entry["prompt"]}])
     if entry.get("system"):
         messages.insert(0, {"role": "system", "content": entry["system"]})
-    return llm.encode_chat(messages, tools=entry.get("tools"), **template_options)
+    tools = entry.get("tools")
+    return _Prompt(llm.encode_chat(messages, tools=tools, **template_options), messages, tools)
+
+
+def _answers(
+    llm: LLM,
+    prompts: list[_Prompt],
+    params: list[SamplingParams],
+    template_options: Mapping[str, Any],
+) -> list[GenerationOutput]:
+    """Answer raw prompts together, and the conversations that have the same tools."""
+    groups: dict[str, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        kind = "raw" if prompt.messages is None else json.dumps(prompt.tools)
+        groups.setdefault(kind, []).append(number)
+    outputs: dict[int, GenerationOutput] = {}
+    for numbers in groups.values():
+        chosen = [params[number] for number in numbers]
+        conversations = [x for number in numbers if (x := prompts[number].messages) is not None]
+        if conversations:
+            tools = prompts[numbers[0]].tools
+            found = llm.chat(conversations, chosen, tools=tools, **template_options)
+        else:
+            found = llm.generate([prompts[number].ids for number in numbers], chosen)
+        outputs |= zip(numbers, found, strict=True)
+    return [outputs[number] for number in range(len(prompts))]
 
 
 def _params(llm: LLM, changes: Mapping[str, Any], entry: Mapping[str, Any]) -> SamplingParams:
+    from eyas.core import bias_by_token_id
+
     own = {k: v for k, v in entry.items() if k not in ("prompt", "messages", "tools", "system")}
     if isinstance(own.get("stop"), list):
         own["stop"] = tuple(own["stop"])
+    if isinstance(own.get("logit_bias"), Mapping):
+        own["logit_bias"] = bias_by_token_id(own["logit_bias"])
     try:
         return llm.default_params(**{**changes, **own})
     except TypeError as error:
         raise ValueError(f"--prompts-file: {error}") from error
 
 
-def _stream(llm: LLM, prompt: list[int], params: SamplingParams) -> GenerationOutput:
+def _stream(
+    llm: LLM, prompt: _Prompt, params: SamplingParams, template_options: Mapping[str, Any]
+) -> GenerationOutput:
     from eyas.outputs import Choice, GenerationOutput
 
-    output = GenerationOutput(prompt, [Choice(0)])
-    for delta in llm.stream(prompt, params):
+    output = GenerationOutput(prompt.ids, [Choice(0)])
+    if prompt.messages is None:
+        deltas = llm.stream(prompt.ids, params)
+    else:
+        deltas = llm.stream_chat(prompt.messages, params, tools=prompt.tools, **template_options)
+    for delta in deltas:
         print(delta.text, end="", flush=True)
         output.absorb(delta)
     print()

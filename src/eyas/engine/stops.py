@@ -109,7 +109,7 @@ class StopChecker:
         self.num_output += 1
         if token_id in self._stop_ids or token_id in self._eos:
             shown.finish_reason = "stop"
-            shown.stop_reason = token_id if token_id in self._stop_ids else None
+            shown.stop_reason = None if token_id in self._eos else token_id
             if self._params.include_stop_str_in_output and self._sink is not None:
                 self._text += self._sink.push(token_id)
             self._flush()

@@ -170,6 +170,11 @@ def wanted_of(
             f"max_reasoning_tokens: must be a whole number, 0 or more, not {limit!r:.80}",
             param="max_reasoning_tokens",
         )
+    if type(parallel) is not bool:
+        raise RequestError(
+            f"parallel_tool_calls: must be True or False, not {parallel!r:.80}",
+            param="parallel_tool_calls",
+        )
     if isinstance(choice, Mapping):
         function = choice.get("function")
         choice = function.get("name") if isinstance(function, Mapping) else None

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
-from eyas.core import RequestError, SamplingParams, token_id_of
+from eyas.core import RequestError, SamplingParams, bias_by_token_id
 
 DEFAULT_MAX_TOKENS = 128
 """SGLang's default of max_new_tokens."""
@@ -80,16 +80,9 @@ def fields_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
         if isinstance(fields.get(name), list):
             fields[name] = tuple(fields[name])
     if isinstance(fields.get("logit_bias"), Mapping):
-        bias = fields["logit_bias"].items()
-        fields["logit_bias"] = {_bias_key(key): value for key, value in bias}
+        fields["logit_bias"] = bias_by_token_id(fields["logit_bias"])
     fields.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
     return fields, constraints
-
-
-def _bias_key(key: Any) -> Any:
-    """Return the token id that a key of logit_bias is: JSON has texts as keys, and Python numbers."""
-    token_id = token_id_of(key) if isinstance(key, str) else None
-    return key if token_id is None else token_id
 
 
 def _no_such(name: str, known: tuple[str, ...]) -> str:
