@@ -119,8 +119,20 @@ def test_what_is_no_message_is_named(llm: LLM, messages: Any) -> None:
 
 @pytest.mark.parametrize("messages", [[[]], [QUESTION, []], [5], [None], [QUESTION, 5]])
 def test_what_is_no_conversation_is_named(llm: LLM, messages: Any) -> None:
-    with pytest.raises(RequestError, match=r"^messages: give at least one message"):
+    number = f"[{len(messages) - 1}]" if len(messages) > 1 else ""
+    with pytest.raises(
+        RequestError, match=rf"^messages{re.escape(number)}: give at least one message"
+    ):
         llm.chat(messages, GREEDY)
+
+
+def test_a_message_of_several_conversations_is_named(llm: LLM) -> None:
+    alien = [*QUESTION, {"role": "alien", "content": "x"}]
+    with pytest.raises(RequestError, match=r"^messages\[1\]\[1\]\.role: ") as caught:
+        llm.chat([QUESTION, alien], GREEDY)
+    assert caught.value.param == "messages[1][1].role"
+    with pytest.raises(RequestError, match=r"^messages\[1\]\.role: "):
+        llm.chat(alien, GREEDY)
 
 
 @pytest.mark.parametrize(

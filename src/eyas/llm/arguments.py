@@ -84,13 +84,15 @@ def check(name: str, value: Any, allowed: Any, needed: str) -> None:
 
 @contextmanager
 def naming(param: str, argument: str) -> Iterator[None]:
-    """Rename the parameter of a RequestError to the argument that the caller gave."""
+    """Rename the parameter of a RequestError, or what the path of its field begins with, to the
+    argument that the caller gave."""
     try:
         yield
     except RequestError as error:
-        if error.param == param:
-            error.param = argument
-            error.message = f"{argument}: {error.message.removeprefix(f'{param}: ')}"
+        given = error.param or ""
+        if given == param or given.startswith((f"{param}.", f"{param}[")):
+            error.param = argument + given.removeprefix(param)
+            error.message = f"{error.param}: {error.message.removeprefix(f'{given}: ')}"
             error.args = (error.message,)
         raise
 

@@ -423,14 +423,13 @@ class LLM:
         shown = None if wanted.choice == "none" else tools
         listed = as_list(messages)
         is_one = isinstance(listed[0], Mapping)
-        asked = [
-            self._encoded_chat(
-                self.encode_chat(one, tools=shown, **template_options),
-                wanted,
-                "messages" if is_one else f"messages[{index}]",
-            )
-            for index, one in enumerate([listed] if is_one else listed)
-        ]
+        asked = []
+        for index, one in enumerate([listed] if is_one else listed):
+            param = "messages" if is_one else f"messages[{index}]"
+            is_text = isinstance(one, str)  # `messages` is a text, or one message
+            with naming("messages", "messages" if is_text or len(listed) == 1 else param):
+                prompt = self.encode_chat(one, tools=shown, **template_options)
+            asked.append(self._encoded_chat(prompt, wanted, param))
         return to_values(self._run(asked, sampling_params), type_, is_one=is_one)
 
     @overload
