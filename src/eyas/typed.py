@@ -139,12 +139,16 @@ def _parse_partial(text: str) -> Any:
 def _is_for_pydantic(output: Any, seen: frozenset[Any] = frozenset()) -> bool:
     """Whether msgspec would not enforce what a part of the type requires, but pydantic does: one of its
     classes or dataclasses, a Field in an annotation, a date with a time, a time, a Decimal, keys of a
-    dict out of a few."""
+    dict out of a few texts."""
     if any(output is kind for kind in (datetime, time, Decimal)):
         return True
     if isinstance(origin := get_origin(output), type) and issubclass(origin, Mapping):
         key = next(iter(get_args(output)), None)
-        if get_origin(key) is OneOf or (isinstance(key, type) and issubclass(key, Enum)):
+        if isinstance(key, type) and issubclass(key, Enum):
+            keys: tuple[Any, ...] = tuple(member.value for member in key)
+        else:
+            keys = get_args(key) if get_origin(key) is OneOf else ()
+        if keys and all(isinstance(each, str) for each in keys):
             return True
     if type(output).__module__.partition(".")[0] in ("pydantic", "annotated_types"):
         return True

@@ -249,6 +249,10 @@ def test_types_that_json_schema_has_no_format_for_come_back(
         assert llm.generate("As JSON: ", hot, output=output) is not None
 
 
+def test_numbers_as_keys_can_be_read() -> None:
+    assert typed(dict[Literal[1, 2], bool]).parse('{"1": true}') == {1: True}
+
+
 def test_a_literal_of_enum_members_is_refused(llm: LLM) -> None:
     for output in (Literal[Colour.RED], list[Literal[Colour.RED]]):  # type: ignore[valid-type]
         with pytest.raises(RequestError, match="use Colour itself"):
