@@ -168,7 +168,7 @@ def _typed_by_pydantic(output: Any) -> Typed:
     from pydantic.errors import PydanticUserError
     from pydantic.json_schema import GenerateJsonSchema
 
-    class WithNumbers(GenerateJsonSchema):
+    class ReadableSchemas(GenerateJsonSchema):
         def decimal_schema(self, schema: Any) -> dict[str, Any]:
             """Return the first of pydantic's forms, a number. The other one is any text."""
             return super().decimal_schema(schema)["anyOf"][0]
@@ -200,7 +200,7 @@ def _typed_by_pydantic(output: Any) -> Typed:
         if not isinstance(output, type) and get_origin(output) is None:
             raise TypeError("it is no type")
         adapter: TypeAdapter[Any] = TypeAdapter(output)  # pyrefly: ignore
-        schema = adapter.json_schema(schema_generator=WithNumbers)
+        schema = adapter.json_schema(schema_generator=ReadableSchemas)
     except (TypeError, NameError, PydanticUserError) as error:
         reason = str(error).partition("\n")[0]
         raise RequestError(

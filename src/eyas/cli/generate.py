@@ -208,15 +208,13 @@ def as_dict(output: GenerationOutput) -> dict[str, Any]:
     """Return what --json prints for a prompt."""
     import msgspec
 
-    return {
+    shown: dict[str, Any] = {
         "num_prompt_tokens": len(output.prompt_token_ids),
         "choices": [msgspec.to_builtins(choice) for choice in output.choices],
-        **_if_there("prompt_logprobs", msgspec.to_builtins(output.prompt_logprobs)),
     }
-
-
-def _if_there(name: str, value: Any) -> dict[str, Any]:
-    return {} if value is None else {name: value}
+    if output.prompt_logprobs is not None:
+        shown["prompt_logprobs"] = msgspec.to_builtins(output.prompt_logprobs)
+    return shown
 
 
 def _entries(
@@ -282,8 +280,6 @@ def _params(llm: LLM, changes: Mapping[str, Any], entry: Mapping[str, Any]) -> S
     from eyas.core import bias_by_token_id
 
     own = {k: v for k, v in entry.items() if k not in ("prompt", "messages", "tools", "system")}
-    if isinstance(own.get("stop"), list):
-        own["stop"] = tuple(own["stop"])
     if isinstance(own.get("logit_bias"), Mapping):
         own["logit_bias"] = bias_by_token_id(own["logit_bias"])
     try:

@@ -76,9 +76,6 @@ def fields_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
             raise RequestError(f"{name}: is given under two names; give one of them", param=name)
         if value is not None:
             fields[ours] = value
-    for name in ("stop", "stop_token_ids"):
-        if isinstance(fields.get(name), list):
-            fields[name] = tuple(fields[name])
     if isinstance(fields.get("logit_bias"), Mapping):
         fields["logit_bias"] = bias_by_token_id(fields["logit_bias"])
     fields.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
