@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from eyas.layers.linear import pack_by_library
 from eyas.native.build import call
 from eyas.runner.recording import (
     MOST_BYTES,
@@ -70,6 +71,18 @@ def test_calls_of_compiled_code_are_made_again_in_their_place() -> None:
     recording, result = record(stage)
     recording.replay()
     assert seen == [0.0, 2.0] and result.tolist() == [4.0, 1.0, 1.0]
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+def test_products_with_weights_in_the_layout_of_onednn_are_recorded() -> None:
+    """Such a weight has no storage that could be looked at."""
+    weight_OI, x_TI = torch.randn(7, 5), torch.randn(3, 5)
+    product = pack_by_library(weight_OI)
+    assert product is not None
+    recording, result_TO = record(lambda: product(x_TI, None) * 2)
+    x_TI.copy_(torch.randn(3, 5))
+    recording.replay()
+    assert torch.equal(result_TO, product(x_TI, None) * 2)
 
 
 def test_a_recording_loads_no_compiler() -> None:

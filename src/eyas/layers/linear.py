@@ -45,9 +45,11 @@ def pack_weight(weight_OI: torch.Tensor) -> PackedProduct | None:
     of rows. Else in oneDNN's blocked layout, whose kernels keep their order over more row counts than
     `F.linear` does.
     """
-    packed = packed_weight(weight_OI)
-    if packed is not None:
-        return packed
+    return packed_weight(weight_OI) or pack_by_library(weight_OI)
+
+
+def pack_by_library(weight_OI: torch.Tensor) -> PackedProduct | None:
+    """Return the product with a weight in oneDNN's blocked layout; None where it is not available."""
     if weight_OI.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return None
     try:

@@ -227,8 +227,9 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Return where a tensor's numbers are; None for a weight in oneDNN's layout, which has no views."""
+    return None if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
 
 
 class RecordedStages(Stages):
