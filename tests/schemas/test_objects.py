@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -110,6 +111,26 @@ def test_properties_come_in_the_order_of_the_schemas_that_list_them() -> None:
     for schema, order in (({**first, **last}, "ab"), ({**last, **first}, "ba")):
         texts = [f'{{"{one}":1,"{other}":1}}' for one, other in ("ab", "ba")]
         assert allowed(schema, texts) == [f'{{"{order[0]}":1,"{order[1]}":1}}']
+
+
+@pytest.mark.parametrize(
+    "applied",
+    [
+        {"allOf": [{"properties": {"b": {"const": 1}}}]},
+        {"anyOf": [{"properties": {"b": {"const": 1}}}, {"required": ["c"]}]},
+        {"oneOf": [{"properties": {"b": {"const": 1}}}, {"properties": {"b": {"const": 2}}}]},
+        {"allOf": [{"if": {"properties": {"b": {"const": 1}}}, "then": {"required": ["a"]}}]},
+        {"$ref": "#/$defs/x"},
+    ],
+    ids=lambda applied: next(iter(applied)),
+)
+def test_properties_that_other_schemas_refine_keep_their_order(applied: dict[str, Any]) -> None:
+    """Also where these schemas stand before `properties`."""
+    listed = {"properties": {name: {"type": "integer"} for name in "abc"}}
+    definitions = {"$defs": {"x": {"properties": {"c": {"const": 1}}, "required": ["b"]}}}
+    texts = ["{" + ",".join(f'"{name}":1' for name in names) + "}" for names in permutations("abc")]
+    for schema in ({**applied, **listed}, {**listed, **applied}):
+        assert allowed({**schema, **definitions}, texts) == texts[:1]
 
 
 @pytest.mark.parametrize(

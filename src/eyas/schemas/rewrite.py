@@ -64,7 +64,7 @@ class Rewriter(RewriterBase):
         out: Object = {}
         conditions: list[Schema] = []
         done: set[str] = set()
-        for keyword in schema:
+        for keyword in self._in_order(schema):
             if keyword in _HANDLERS:
                 arguments = (self, schema, under(path, keyword), out, conditions)
                 self.attempt(partial(_HANDLERS[keyword], *arguments), None)
@@ -82,6 +82,13 @@ class Rewriter(RewriterBase):
             else:
                 out |= between
         return _joined(out, conditions)
+
+    def _in_order(self, schema: Object) -> list[str]:
+        """Return the keywords in their order, but `properties` before schemas that refine them: the
+        backend orders properties by the first keyword that lists them."""
+        if self.siblings.refine(schema):
+            return ["properties", *(keyword for keyword in schema if keyword != "properties")]
+        return list(schema)
 
     def complement(
         self, schema: Schema, path: str, assumed: list[Schema], keyword: str, remedy: str

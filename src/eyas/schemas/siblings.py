@@ -61,6 +61,12 @@ class Siblings:
             names |= self._names_within(part)
         return names if self._steps_left > 0 else ObjectNames()
 
+    def refine(self, schema: Object) -> bool:
+        """Whether schemas that a schema applies to the same object name some of its `properties`."""
+        own = schema.get("properties", {}).keys()
+        parts, options = self._applied(schema) if own else ([], [])
+        return any(own & self._names_within(part).names for part in (*parts, *options))
+
     def have_other_patterns(self, schema: Object) -> bool:
         """Whether siblings have patterns for names that differ from those of the schema."""
         return bool(self.names(schema).patterns - _own_names(schema).patterns)
