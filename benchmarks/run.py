@@ -2,9 +2,9 @@
 
 `python benchmarks/run.py [NAME...]`; `make bench` runs all that need no GPU, `--gpu` those that
 need an H200 (--results FOLDER: where to write). A result includes its command. Measurements that
-need files outside of the repository are skipped without them: QWEN3 is a directory with the
-tokenizer of a Qwen3 model (--tokenizer FOLDER), SCHEMAS a directory of JSONSchemaBench's schemas
-(--schemas FOLDER).
+need files outside of the repository are skipped without them: TOKENIZER is a directory with a
+tokenizer of at most 151,936 tokens, such as Qwen3's (--tokenizer FOLDER), SCHEMAS one with schemas of
+JSONSchemaBench, or with those that `benchmarks/draw_schemas.py` writes (--schemas FOLDER).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ COMMANDS: dict[str, list[str]] = {
     ],
     "verify": ["verify", "builtin", "--num-prompts", "8", "--repeats", "5"],
     "builtin_answers": ["bench", "builtin", "--num-per-family", "50"],
-    "grammar": ["bench", "grammar", "SCHEMAS", "--tokenizer", "QWEN3"],
+    "grammar": ["bench", "grammar", "SCHEMAS", "--tokenizer", "TOKENIZER"],
     "serve_soak": [
         *("bench", "serve-soak", "--clients", "32", "--seconds", "600", "--drafter", "auto"),
     ],
@@ -146,12 +146,12 @@ ON_GPU |= {
     "h200_attention": ["benchmarks/attention.py"],
     "h200_exact": ["benchmarks/exact.py", "--rows", "100000"],
     "h200_schemas": [
-        *("bench", "decode", "--shape", "qwen3-8b", "--dummy-weights", "--tokenizer", "QWEN3"),
+        *("bench", "decode", "--shape", "qwen3-8b", "--dummy-weights", "--tokenizer", "TOKENIZER"),
         *("--schemas", "SCHEMAS", "--drafter", "eagle3", *CHAIN_OF_5),
         *("--synthetic-acceptance", "3.52", "--batch", "1,8,32", "--repeats", "1"),
     ],
     "h200_schemas_tree": [
-        *("bench", "decode", "--shape", "qwen3-8b", "--dummy-weights", "--tokenizer", "QWEN3"),
+        *("bench", "decode", "--shape", "qwen3-8b", "--dummy-weights", "--tokenizer", "TOKENIZER"),
         *("--schemas", "SCHEMAS", "--drafter", "eagle3", *TREE_OF_32),
         *("--synthetic-acceptance", "3.52", "--batch", "1,8", "--repeats", "1"),
     ],
@@ -167,7 +167,7 @@ ON_GPU |= {
     ],
     "h200_serve_schemas": [
         *("bench", "serve", "--shape", "qwen3-8b", "--dummy-weights", *LOAD, "--rate", "12"),
-        *("--tokenizer", "QWEN3", "--schemas", "SCHEMAS", "--drafter", "eagle3", *CHAIN_OF_5),
+        *("--tokenizer", "TOKENIZER", "--schemas", "SCHEMAS", "--drafter", "eagle3", *CHAIN_OF_5),
     ],
 }
 ALL = COMMANDS | KILLS | ON_GPU
@@ -202,7 +202,7 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.names) - set(ALL):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    folders = {"QWEN3": chosen.tokenizer, "SCHEMAS": chosen.schemas}
+    folders = {"TOKENIZER": chosen.tokenizer, "SCHEMAS": chosen.schemas}
     status = 0
     for name in chosen.names or (ON_GPU if chosen.gpu else COMMANDS):
         command = as_arguments(name, folders, chosen.results / f"{name}.json")

@@ -248,6 +248,14 @@ CLAIMS = (
         headline="32 requests with a JSON schema each: mean step time relative to none",
     ),
     Claim(
+        "the same for 8 requests with trees of 32 nodes",
+        "h200_schemas_tree",
+        lambda result: _batch(result, 8)["ratio"]["mean"],
+        "{:.3f}x",
+        "<= 1.15x",
+        lambda value: value <= 1.15,
+    ),
+    Claim(
         "a prompt of 8192 tokens: fraction of 790 TFLOP/s",
         "h200_prefill",
         lambda result: 100 * result["results"][0]["share_of_peak"],

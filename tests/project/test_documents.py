@@ -152,9 +152,9 @@ def test_every_result_is_of_a_command_that_can_be_run_again(file: Path) -> None:
 
 
 def test_measurements_are_of_folders_that_are_there(tmp_path: Path) -> None:
-    folders = {"QWEN3": None, "SCHEMAS": tmp_path}
+    folders = {"TOKENIZER": None, "SCHEMAS": tmp_path}
     assert run.as_arguments("grammar", folders, tmp_path) is None
-    words = run.as_arguments("grammar", {**folders, "QWEN3": tmp_path}, tmp_path)
+    words = run.as_arguments("grammar", {**folders, "TOKENIZER": tmp_path}, tmp_path)
     assert words is not None and words.count(str(tmp_path)) == 3
     exact = run.as_arguments("h200_exact", folders, tmp_path)
     assert exact is not None and exact[1] == "benchmarks/exact.py"
