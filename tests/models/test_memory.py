@@ -125,7 +125,8 @@ for case in cases:  # each in a process that has loaded nothing
 else:
     sys.exit()
 dtype, _, directory = case.partition(":")
-load_model(small, dtype=dtype, max_model_len=64)  # what libraries take for themselves at their first use
+# what libraries take for themselves at their first use
+load_model(small, dtype=dtype, max_model_len=64)
 before, peak, done = resident(), 0, False
 
 def watch():
