@@ -381,6 +381,13 @@ def test_generate_answers_a_file_of_prompts(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "temprature" in done.stderr
 
+    lines = [{"prompt": "a"}, {"messages": [{"role": "alien", "content": "x"}]}]
+    for last, place in ((lines[1], "messages[0].role"), ({"prompt": "a", "min_p": 3}, "min_p")):
+        file.write_text("\n".join(json.dumps(line) for line in (lines[0], last)))
+        done = eyas("generate", "--prompts-file", str(file))
+        assert done.returncode == 2
+        assert f"--prompts-file: prompts[1]: {place}: " in done.stderr.replace("\n", " ")
+
 
 def test_raw_continues_a_text() -> None:
     text = ok("generate", "The capital of France is", "--raw", "-t", "0", "--max-tokens", "3")

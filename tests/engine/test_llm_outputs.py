@@ -140,7 +140,19 @@ def test_a_message_of_several_conversations_is_named(llm: LLM) -> None:
     [
         ("sampling_params", lambda llm: llm.generate("a", 5)),
         ("sampling_params", lambda llm: llm.generate("a", "x")),
-        ("sampling_params", lambda llm: llm.generate(["a", "b"], [GREEDY, 5])),
+        ("sampling_params", lambda llm: llm.generate(["a", "b"], 5)),
+        ("sampling_params", lambda llm: llm.generate(["a", "b"], [GREEDY])),
+        ("sampling_params[1]", lambda llm: llm.generate(["a", "b"], [GREEDY, 5])),
+        ("sampling_params[1].stop", lambda llm: llm.generate(["a", "b"], [GREEDY, {"stop": 5}])),
+        (
+            "sampling_params[1].max_new_tokens",
+            lambda llm: llm.generate(["a", "b"], [GREEDY, {"max_new_tokens": -1}]),
+        ),
+        (
+            "sampling_params[0].regex",
+            lambda llm: llm.generate(["a", "b"], [{"regex": "("}, GREEDY]),
+        ),
+        ("prompts[1]", lambda llm: llm.generate(["a", [10**6]], [GREEDY, GREEDY])),
         ("sampling_params", lambda llm: llm.stream("a", [GREEDY])),
         ("json_schema", lambda llm: llm.generate("a", {"json_schema": 5})),
         ("stop", lambda llm: llm.generate("a", {"stop": 5})),
@@ -176,6 +188,36 @@ def test_an_argument_that_cannot_be_is_named(llm: LLM, param: str, call: Any) ->
     with pytest.raises(RequestError, match=f"^{re.escape(param)}: ") as caught:
         call(llm)
     assert caught.value.param == param
+
+
+def test_conversations_with_tools_of_their_own_are_answered_together(llm: LLM) -> None:
+    """Beside raw prompts, as each is alone."""
+    asked: list[Any] = [{"role": "user", "content": "Where is Ann?"}]
+    required = {"tools": [TOOL], "tool_choice": "required"}
+    prompts = [llm.prepare_chat(asked), "ping", llm.prepare_chat(asked, **required)]
+    together = llm.generate(prompts, GREEDY)
+    alone = [
+        llm.chat(asked, GREEDY),
+        llm.generate("ping", GREEDY),
+        llm.chat(asked, GREEDY, **required),
+    ]
+    for found, (expected,) in zip(together, alone, strict=True):
+        ours, theirs = found.choices[0], expected.choices[0]
+        assert ours.text == theirs.text and ours.tool_calls == theirs.tool_calls
+        assert ours.reasoning == theirs.reasoning
+        assert found.prompt_token_ids == expected.prompt_token_ids
+    free, _, called = together
+    assert (
+        called.choices[0].tool_calls
+        and not free.choices[0].tool_calls
+        and free.choices[0].reasoning
+    )
+    text = "".join(delta.text for delta in llm.stream(prompts[2], GREEDY))
+    assert text == called.choices[0].text
+    with pytest.raises(RequestError, match=r"^output: is for prompts"):
+        llm.generate(prompts[0], GREEDY, output=int)
+    with pytest.raises(RequestError, match=r"^prompts: "):
+        llm.generate(dataclasses.replace(prompts[0], prompt=[]), GREEDY)
 
 
 def test_prompts_and_messages_may_come_from_an_iterator(llm: LLM) -> None:

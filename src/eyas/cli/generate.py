@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from eyas.cli.prompts_file import read_entries
 if TYPE_CHECKING:
     from eyas.core import SamplingParams
     from eyas.llm import LLM
+    from eyas.llm.arguments import Prompt
     from eyas.outputs import GenerationOutput
 
 output_option = partial(typer.Option, rich_help_panel="Output")
@@ -118,15 +120,6 @@ class SamplingOptions:
         return changes
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A prompt. messages, tools: those of a conversation; None for a raw prompt."""
-
-    ids: list[int]
-    messages: list[Any] | None = None
-    tools: Any = None
-
-
 @flattened
 def generate(
     *,
@@ -182,17 +175,21 @@ def generate(
     config = engine_config(**vars(chosen), **vars(drafting), **vars(resources), **vars(parallel))
     with open_model(config, quiet=as_json) as llm:
         template_options = {} if think is None else {"enable_thinking": think}
-        prompts = [_encode(llm, entry, chat, template_options) for entry in entries]
-        params = [_params(llm, changes, entry) for entry in entries]
+        prompts: list[Prompt] = []
+        params: list[SamplingParams] = []
+        for number, entry in enumerate(entries):
+            with _naming(f"prompts[{number}]", prompts_file):
+                prompts.append(_encode(llm, entry, chat, template_options))
+                params.append(_params(llm, changes, entry))
         if as_json:
-            outputs = _answers(llm, prompts, params, template_options)
+            outputs = llm.generate(prompts, params)
             for output in outputs:
                 print(json.dumps(as_dict(output), ensure_ascii=False))
         elif len(prompts) == 1 and params[0].n == 1:
-            outputs = [_stream(llm, prompts[0], params[0], template_options)]
+            outputs = [_stream(llm, prompts[0], params[0])]
             _show_details(outputs[0], show_tokens, show_usage)
         else:
-            outputs = _answers(llm, prompts, params, template_options)
+            outputs = llm.generate(prompts, params)
             for output in outputs:
                 _show(output, show_tokens, show_usage)
     if has_failed(outputs):
@@ -233,47 +230,33 @@ def _entries(
     return [{"system": system, **entry} if system else entry for entry in entries]
 
 
+@contextmanager
+def _naming(name: str, prompts_file: Path | None) -> Iterator[None]:
+    """Say which prompt of a file a ValueError is about, with the name that `LLM.generate` gives it."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if prompts_file is None:
+            raise
+        raise ValueError(f"--prompts-file: {name}: {error}") from error
+
+
 def _encode(
     llm: LLM, entry: Mapping[str, Any], chat: bool | None, template_options: Mapping[str, Any]
-) -> _Prompt:
+) -> Prompt:
     if isinstance(entry.get("prompt"), list):
         if entry.get("system"):
             raise ValueError("--system: cannot go with a prompt of token ids")
-        return _Prompt(entry["prompt"])
+        return list(entry["prompt"])
     uses_template = has_chat_template(model_directory(llm)) if chat is None else chat
     if "messages" not in entry and not uses_template:
         if entry.get("system"):
             raise ValueError("--system: needs the chat template; leave out --raw")
-        return _Prompt(llm.tokenizer.encode_prompt(entry["prompt"]))
+        return str(entry["prompt"])
     messages = list(entry.get("messages") or [{"role": "user", "content": entry["prompt"]}])
     if entry.get("system"):
         messages.insert(0, {"role": "system", "content": entry["system"]})
-    tools = entry.get("tools")
-    return _Prompt(llm.encode_chat(messages, tools=tools, **template_options), messages, tools)
-
-
-def _answers(
-    llm: LLM,
-    prompts: list[_Prompt],
-    params: list[SamplingParams],
-    template_options: Mapping[str, Any],
-) -> list[GenerationOutput]:
-    """Answer raw prompts together, and the conversations that have the same tools."""
-    groups: dict[str, list[int]] = {}
-    for number, prompt in enumerate(prompts):
-        kind = "raw" if prompt.messages is None else json.dumps(prompt.tools)
-        groups.setdefault(kind, []).append(number)
-    outputs: dict[int, GenerationOutput] = {}
-    for numbers in groups.values():
-        chosen = [params[number] for number in numbers]
-        conversations = [x for number in numbers if (x := prompts[number].messages) is not None]
-        if conversations:
-            tools = prompts[numbers[0]].tools
-            found = llm.chat(conversations, chosen, tools=tools, **template_options)
-        else:
-            found = llm.generate([prompts[number].ids for number in numbers], chosen)
-        outputs |= zip(numbers, found, strict=True)
-    return [outputs[number] for number in range(len(prompts))]
+    return llm.prepare_chat(messages, tools=entry.get("tools"), **template_options)
 
 
 def _params(llm: LLM, changes: Mapping[str, Any], entry: Mapping[str, Any]) -> SamplingParams:
@@ -282,22 +265,14 @@ def _params(llm: LLM, changes: Mapping[str, Any], entry: Mapping[str, Any]) -> S
     own = {k: v for k, v in entry.items() if k not in ("prompt", "messages", "tools", "system")}
     if isinstance(own.get("logit_bias"), Mapping):
         own["logit_bias"] = bias_by_token_id(own["logit_bias"])
-    try:
-        return llm.default_params(**{**changes, **own})
-    except TypeError as error:
-        raise ValueError(f"--prompts-file: {error}") from error
+    return llm.default_params(**{**changes, **own})
 
 
-def _stream(
-    llm: LLM, prompt: _Prompt, params: SamplingParams, template_options: Mapping[str, Any]
-) -> GenerationOutput:
+def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> GenerationOutput:
     from eyas.outputs import Choice, GenerationOutput
 
-    output = GenerationOutput(prompt.ids, [Choice(0)])
-    if prompt.messages is None:
-        deltas = llm.stream(prompt.ids, params)
-    else:
-        deltas = llm.stream_chat(prompt.messages, params, tools=prompt.tools, **template_options)
+    output = GenerationOutput([], [Choice(0)])
+    deltas = llm.stream(prompt, params)
     for delta in deltas:
         print(delta.text, end="", flush=True)
         output.absorb(delta)

@@ -1,5 +1,6 @@
 """The offline API: a model in this process that answers prompts."""
 
-from eyas.llm.llm import LLM, EncodedPrompt
+from eyas.llm.arguments import EncodedPrompt
+from eyas.llm.llm import LLM
 
 __all__ = ["LLM", "EncodedPrompt"]

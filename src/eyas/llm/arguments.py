@@ -10,23 +10,46 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from numbers import Integral, Number, Real
 from typing import Any, get_args, get_type_hints
 
 from eyas.config import EngineConfig
 from eyas.core import RequestError, SamplingParams
-from eyas.dialect import Wanted, tool_specs
-from eyas.grammar import Node
+from eyas.dialect import Segmenter, Wanted, tool_specs
+from eyas.grammar import Node, OutputSpec
 from eyas.peers.offline import keyword_error, translate_keywords
 from eyas.settings import engine_config
 from eyas.typed import Grammar, Regex, Typed
 
 log = logging.getLogger(__name__)
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or vLLM's mapping of one of them: `prompt`, `prompt_token_ids`."""
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt that is encoded, with what belongs to it.
+
+    prompt: token ids. param: the argument that it came from, for errors. output: what its answer must
+    be; None if it is free. new_segmenter: makes the segmenter of an answer; None if the text is not
+    split.
+    """
+
+    prompt: list[int]
+    param: str = "prompt"
+    output: OutputSpec | None = None
+    new_segmenter: Callable[[], Segmenter] | None = None
+
+    def segmenters(self, num_choices: int) -> list[Segmenter] | None:
+        """Return one segmenter for each choice; None if the text is not split."""
+        new = self.new_segmenter
+        return None if new is None else [new() for _ in range(num_choices)]
+
+
+Prompt = str | Sequence[int] | Mapping[str, Any] | EncodedPrompt
+"""A text, token ids, vLLM's mapping of one of them (`prompt`, `prompt_token_ids`), or a conversation
+that `LLM.prepare_chat` has encoded."""
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
 AnyParams = SamplingParams | Mapping[str, Any]
@@ -44,6 +67,8 @@ _KINDS = {
     bool: "True or False",
     type(None): "None",
 }
+_OF_PROMPTS = ("prompt", "prompts", "messages", "output")
+"""Arguments of one prompt that are not among its `sampling_params`."""
 _NUMBERS: dict[Any, type] = {int: Integral, float: Real}  # those of NumPy too
 
 
@@ -91,10 +116,28 @@ def naming(param: str, argument: str) -> Iterator[None]:
     except RequestError as error:
         given = error.param or ""
         if given == param or given.startswith((f"{param}.", f"{param}[")):
-            error.param = argument + given.removeprefix(param)
-            error.message = f"{error.param}: {error.message.removeprefix(f'{given}: ')}"
-            error.args = (error.message,)
+            _rename(error, argument + given.removeprefix(param))
         raise
+
+
+@contextmanager
+def naming_params(index: int | None) -> Iterator[None]:
+    """Say which of several `sampling_params` a RequestError is about that is not about a prompt or its
+    output; None: there is one for all."""
+    try:
+        yield
+    except RequestError as error:
+        given = error.param or ""
+        if index is not None and given == "sampling_params":
+            _rename(error, f"{given}[{index}]")
+        elif index is not None and given and re.split(r"[.\[]", given)[0] not in _OF_PROMPTS:
+            _rename(error, f"sampling_params[{index}].{given}")
+        raise
+
+
+def _rename(error: RequestError, param: str) -> None:
+    error.message = f"{param}: {error.message.removeprefix(f'{error.param}: ')}"
+    error.param, error.args = param, (error.message,)
 
 
 def nth_seed(seed: int, number: int) -> int:
@@ -105,7 +148,7 @@ def nth_seed(seed: int, number: int) -> int:
 
 def split_prompts(prompts: Any) -> tuple[list[Any], bool]:
     """Return the prompts, and whether it is one (a `Prompt`) that was not in a list."""
-    if isinstance(prompts, str | Mapping) or hasattr(prompts, "shape"):
+    if isinstance(prompts, str | Mapping | EncodedPrompt) or hasattr(prompts, "shape"):
         return [prompts], True
     if not isinstance(prompts, Iterable) or isinstance(prompts, Set | bytes):
         raise RequestError(
@@ -119,7 +162,7 @@ def split_prompts(prompts: Any) -> tuple[list[Any], bool]:
     return ([listed], True) if is_one else (listed, False)
 
 
-def text_or_ids(prompt: Prompt, param: str) -> str | Sequence[int]:
+def text_or_ids(prompt: str | Sequence[int] | Mapping[str, Any], param: str) -> str | Sequence[int]:
     """Return what a mapping holds; the ids if it has both. Raises RequestError for other mappings.
 
     param: the argument that the prompt came in.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -25,7 +25,7 @@ from eyas.config import (
     EngineConfig,
 )
 from eyas.core import Delta, Request, RequestError, SamplingParams, as_token_ids
-from eyas.dialect import Dialect, Segmenter, Wanted, find_dialect
+from eyas.dialect import Dialect, Wanted, find_dialect
 from eyas.draft import CheckedDrafter, Drafter
 from eyas.engine.engine import Engine
 from eyas.engine.startup.build import build_engine
@@ -34,6 +34,7 @@ from eyas.llm.answers import empty_output, events, partials, to_values
 from eyas.llm.arguments import (
     AnyParams,
     Conversation,
+    EncodedPrompt,
     Params,
     Prompt,
     TextOutput,
@@ -44,6 +45,7 @@ from eyas.llm.arguments import (
     check_tools,
     config_of,
     naming,
+    naming_params,
     nth_seed,
     split_prompts,
     text_or_ids,
@@ -64,23 +66,6 @@ T = TypeVar("T")
 if TYPE_CHECKING:
     # For types that are not classes, such as `int | None` and `Literal["yes", "no"]`.
     from typing_extensions import TypeForm
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """One prompt. param: the argument that it came from, for errors. output: what its answer must be;
-    None if it is free. new_segmenter: makes the segmenter of an answer; None if the text is not
-    split."""
-
-    prompt: list[int]
-    param: str = "prompt"
-    output: OutputSpec | None = None
-    new_segmenter: Callable[[], Segmenter] | None = None
-
-    def segmenters(self, num_choices: int) -> list[Segmenter] | None:
-        """Return one segmenter for each choice; None if the text is not split."""
-        new = self.new_segmenter
-        return None if new is None else [new() for _ in range(num_choices)]
 
 
 class LLM:
@@ -254,8 +239,8 @@ class LLM:
     ) -> Any:
         """Continue prompts. Returns one GenerationOutput a prompt, in order.
 
-        prompts: one or several, each a text, token ids (a list, tuple, NumPy array or tensor), or
-        vLLM's mapping {"prompt": text} or {"prompt_token_ids": ids}.
+        prompts: one or several, each a text, token ids (a list, tuple, NumPy array or tensor),
+        vLLM's mapping {"prompt": text} or {"prompt_token_ids": ids}, or what `prepare_chat` returns.
         sampling_params: for all prompts, or one for each. output: what the continuation must be, as in
         `chat`.
         """
@@ -420,7 +405,6 @@ class LLM:
         """
         type_ = None if output is None else typed(output)
         wanted = wanted_of(type_, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
-        shown = None if wanted.choice == "none" else tools
         listed = as_list(messages)
         is_one = isinstance(listed[0], Mapping)
         asked = []
@@ -428,8 +412,8 @@ class LLM:
             param = "messages" if is_one else f"messages[{index}]"
             is_text = isinstance(one, str)  # `messages` is a text, or one message
             with naming("messages", "messages" if is_text or len(listed) == 1 else param):
-                prompt = self.encode_chat(one, tools=shown, **template_options)
-            asked.append(self._encoded_chat(prompt, wanted, param))
+                encoded = self._encoded_chat(one, wanted, tools, template_options)
+            asked.append(replace(encoded, param=param))
         return to_values(self._run(asked, sampling_params), type_, is_one=is_one)
 
     @overload
@@ -566,9 +550,24 @@ class LLM:
         """
         type_ = None if output is None else typed(output)
         wanted = wanted_of(type_, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
-        shown = None if wanted.choice == "none" else tools
-        prompt = self.encode_chat(messages, tools=shown, **template_options)
-        return self._stream(self._encoded_chat(prompt, wanted, "messages"), sampling_params, type_)
+        asked = self._encoded_chat(messages, wanted, tools, template_options)
+        return self._stream(asked, sampling_params, type_)
+
+    def prepare_chat(
+        self,
+        messages: Conversation,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        **template_options: Any,
+    ) -> EncodedPrompt:
+        """Encode a conversation for `generate` or `stream`, which answer it as `chat` does, together
+        with other prompts and with conversations that have other tools. The arguments are those of
+        `chat`."""
+        wanted = wanted_of(None, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
+        return self._encoded_chat(messages, wanted, tools, template_options)
 
     def encode_chat(
         self,
@@ -605,6 +604,11 @@ class LLM:
 
     def _encoded(self, prompt: Prompt, type_: Typed | None, param: str) -> EncodedPrompt:
         """Encode a prompt and its output type. param: as in `EncodedPrompt`."""
+        if isinstance(prompt, EncodedPrompt):
+            if type_ is not None:
+                message = "output: is for prompts and `chat`, not for an encoded conversation"
+                raise RequestError(message, param="output")
+            return replace(prompt, param=param)
         output = None if type_ is None else OutputSpec(root=type_.node, param="output")
         content = text_or_ids(prompt, param)
         if isinstance(content, str):
@@ -613,17 +617,21 @@ class LLM:
             ids = as_token_ids(content, param)
         return EncodedPrompt(ids, param, output)
 
-    def _encoded_chat(self, prompt: list[int], wanted: Wanted, param: str) -> EncodedPrompt:
-        """Build the output grammar of an answer in the model's dialect. prompt: token ids. param: as in
-        `EncodedPrompt`."""
+    def _encoded_chat(
+        self,
+        messages: Conversation,
+        wanted: Wanted,
+        tools: Tools,
+        template_options: Mapping[str, Any],
+    ) -> EncodedPrompt:
+        """Encode a conversation, and build the output grammar of its answer in the model's dialect."""
+        shown = None if wanted.choice == "none" else tools
+        prompt = self.encode_chat(messages, tools=shown, **template_options)
         output = self.dialect.output(wanted, prompt)
         if output is not None and wanted.answer is not None:
             output = msgspec.structs.replace(output, param="output")
         return EncodedPrompt(
-            prompt,
-            param,
-            output,
-            lambda: self.dialect.segmenter(wanted, prompt),
+            prompt, "messages", output, lambda: self.dialect.segmenter(wanted, prompt)
         )
 
     def _request(self, asked: EncodedPrompt, params: AnyParams | None) -> Request:
@@ -671,22 +679,26 @@ class LLM:
 
     def _run(self, asked: list[EncodedPrompt], params: Params) -> list[GenerationOutput]:
         """Answer prompts together. Returns their outputs in order."""
-        own_params: list[AnyParams | None]
+        own_params: Sequence[AnyParams | None]
+        indices: Sequence[int | None] = [None] * len(asked)
         if isinstance(params, str) or not isinstance(params, Sequence):
             own_params = [params] * len(asked)
         else:
-            own_params = list(params)
+            own_params, indices = params, range(len(asked))
             if len(own_params) != len(asked):
                 raise RequestError(
                     f"sampling_params: {len(own_params)} for {len(asked)} prompts; give one, or one "
                     "each",
                     param="sampling_params",
                 )
-        requests = [self._request(a, p) for a, p in zip(asked, own_params, strict=True)]
+        requests: list[Request] = []
+        for prompt, own, index in zip(asked, own_params, indices, strict=True):
+            with naming_params(index):
+                requests.append(self._request(prompt, own))
         outputs: list[GenerationOutput] = []
         try:
-            for request, prompt in zip(requests, asked, strict=True):
-                with naming("prompt", prompt.param):
+            for request, prompt, index in zip(requests, asked, indices, strict=True):
+                with naming_params(index), naming("prompt", prompt.param):
                     self.shared_engine.open(request)
             for request, prompt in zip(requests, asked, strict=True):
                 outputs.append(self._collect(request, prompt))
