@@ -95,13 +95,13 @@ def ask(
     ]
     asked = []
     for question, want in wanted:
-        prompt = llm.encode_chat([{"role": "user", "content": question}])
-        asked.append(llm._encoded_chat(prompt, Wanted() if freely else want, "messages"))
+        messages = [{"role": "user", "content": question}]
+        asked.append(llm._encoded_chat(messages, Wanted() if freely else want, None, {}))
     params = [
         SamplingParams(temperature=temperature, seed=3 + i, max_tokens=120, logprobs=logprobs)
         for i in range(len(asked))
     ]
-    outputs = llm._run(asked, params)
+    outputs = llm.generate(asked, params)
     llm.engine.check()
     return [output.choices[0] for output in outputs]
 

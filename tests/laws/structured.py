@@ -68,7 +68,7 @@ def ask(
         temperature=temperature, seed=seed, max_tokens=max_tokens, logprobs=1, n=n
     )
     asked = asked_for(llm, question, wanted, system=system, **template_options)
-    return llm._run([asked], params)[0]
+    return llm.generate(asked, params)[0]
 
 
 def asked_for(
@@ -83,9 +83,9 @@ def asked_for(
     messages = [{"role": "user", "content": question}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    prompt = llm.encode_chat(messages, **template_options)
     if isinstance(wanted, Wanted):
-        return llm._encoded_chat(prompt, wanted, "messages")
+        return llm._encoded_chat(messages, wanted, None, template_options)
+    prompt = llm.encode_chat(messages, **template_options)
     spec = wanted if isinstance(wanted, OutputSpec) else OutputSpec(root=wanted)
     return EncodedPrompt(prompt, "prompts", spec)
 

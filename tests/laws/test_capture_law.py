@@ -74,10 +74,9 @@ def ask(llm: LLM, numbers: Sequence[int], temperature: float) -> list[Choice]:
     asked = []
     for number in numbers:
         question, wanted = ASKED[number]
-        prompt = llm.encode_chat([{"role": "user", "content": question}])
-        asked.append(llm._encoded_chat(prompt, wanted, "messages"))
+        asked.append(llm._encoded_chat([{"role": "user", "content": question}], wanted, None, {}))
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=6) for i in numbers]
-    return [output.choices[0] for output in llm._run(asked, params)]
+    return [output.choices[0] for output in llm.generate(asked, params)]
 
 
 @pytest.fixture

@@ -160,12 +160,10 @@ def test_trees_that_a_grammar_prunes_are_replayed_as_they_are(temperature: float
             graphs = Recordings(torch.device("cpu"), recorded_at=1) if records else None
             llm.engine.launcher.graphs = graphs
             for number, text in enumerate(chats):
-                prompt = llm.encode_chat([{"role": "user", "content": text}])
-                asked = llm._encoded_chat(
-                    prompt, Wanted(answer=Regex("[a-z ,.]{40,60}")), "messages"
-                )
+                wanted = Wanted(answer=Regex("[a-z ,.]{40,60}"))
+                asked = llm._encoded_chat([{"role": "user", "content": text}], wanted, None, {})
                 params = SamplingParams(temperature=temperature, seed=number, max_tokens=40)
-                found.append(llm._run([asked], [params])[0].choices[0].token_ids)
+                found.append(llm.generate(asked, params)[0].choices[0].token_ids)
             assert llm.engine.metrics.num_failed_steps == 0
         assert graphs is not None and graphs.num_replays > 20
         assert llm.engine.metrics.grammar.num_pruned > 50

@@ -37,6 +37,10 @@ def assert_rows_stand_alone(
         (9, 4),
         (2, 5),
         (50, 6),
+        (8, 16),
+        (60, 17),
+        (3, 32),
+        (30, 33),
         (1, 49),
         (5, 96),
     ):
@@ -65,10 +69,13 @@ def test_products_agree_with_float64_and_each_row_with_itself(
     assert torch.equal(product(x_TI, None) + bias_O, whole_TO)
 
 
-@pytest.mark.skipif(
+needs_pairs = pytest.mark.skipif(
     not products.is_available(torch.bfloat16, torch.device("cpu")),
-    reason="the processor has no products of bfloat16, or AMX",
+    reason="the processor has no products of bfloat16",
 )
+
+
+@needs_pairs
 @pytest.mark.parametrize(
     "shape", [(1, 1), (15, 7), (64, 34), (100, 50), (257, 1100), (70, 4098)], ids=str
 )
@@ -117,9 +124,11 @@ def test_rows_may_stand_apart_and_may_be_none() -> None:
 
 
 @needs_compiler
-def test_infinities_and_nans_stay_in_their_rows() -> None:
-    product = packed(torch.randn(40, 24))
-    x_TI = torch.randn(8, 24)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_pairs)])
+@pytest.mark.parametrize("num_in", [24, 64])
+def test_infinities_and_nans_stay_in_their_rows(dtype: torch.dtype, num_in: int) -> None:
+    product = packed(torch.randn(40, num_in).to(dtype))
+    x_TI = torch.randn(8, num_in).to(dtype)
     clean = product(x_TI)
     x_TI[3, 3], x_TI[5, 0] = float("inf"), float("nan")
     found = product(x_TI)
@@ -129,9 +138,10 @@ def test_infinities_and_nans_stay_in_their_rows() -> None:
 
 
 @needs_compiler
-def test_threads_change_no_bit() -> None:
-    product = packed(torch.randn(700, 130))
-    x_TI = torch.randn(33, 130)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_pairs)])
+def test_threads_change_no_bit(dtype: torch.dtype) -> None:
+    product = packed(torch.randn(700, 130).to(dtype))
+    x_TI = torch.randn(33, 130).to(dtype)
     alone = product(x_TI)
     threads = torch.get_num_threads()
     try:

@@ -32,6 +32,7 @@ LLM_METHODS = {
     "close",
     "default_params",
     "encode_chat",
+    "prepare_chat",
     "generate",
     "stream",
     "stream_chat",

@@ -8,7 +8,18 @@
 
    Rows of bfloat16, where the processor has an instruction for them: a link of the chain is the
    instruction's sum of two products, in float32, and the last sum is rounded. Two neighbouring columns of
-   rows and of weights are then one "column" of 32 bits, of which there are I / 2. */
+   rows and of weights are then one "column" of 32 bits, of which there are I / 2. With AMX a link is the
+   tile instruction's sum over 16 of these, which depends neither on the other rows of its tile nor on how
+   many there are. */
+
+#if defined(__AMX_BF16__) && defined(__linux__)
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <unistd.h>
+#define HAS_TILES 1
+#else
+#define HAS_TILES 0
+#endif
 
 #include "vectors.h"
 
@@ -20,12 +31,15 @@
 #define NEAR 98304 /* bytes between tiles up to which the next one is prefetched into the nearer caches */
 #define AHEAD 3072 /* bytes of a longer tile's panels that are prefetched */
 #define LINE 64    /* bytes of a line of a cache */
+#define TILE 16    /* rows of a tile of AMX, and its numbers of 32 bits a row */
+#define TILE_CHUNK 64  /* CHUNK and DEPTH of tiles */
+#define TILE_DEPTH 256
 #define LEVELS 4   /* sums of a tree over MOST_PIECES pieces that there are at once */
 #define MOST_PIECES 8
 
 enum kind { FLOATS, HALVES, PAIRS }; /* the numbers of weights: float32; bfloat16; bfloat16 of both */
 
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__) /* AMX is faster for many rows */
+#if defined(__AVX512BF16__) || HAS_TILES
 #define HAS_PAIRS 1
 #else
 #define HAS_PAIRS 0
@@ -34,9 +48,11 @@ enum kind { FLOATS, HALVES, PAIRS }; /* the numbers of weights: float32; bfloat1
 /* sum + x * w. */
 INLINE vec add_product(vec x, vec w, vec sum, const enum kind kind)
 {
-#if HAS_PAIRS
+#if HAS_PAIRS && !HAS_TILES
     if (kind == PAIRS)
         return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
+#else
+    (void)kind;
 #endif
     return multiply_add(x, w, sum);
 }
@@ -121,6 +137,95 @@ INLINE void run_rows(int rows, int panels, const enum kind kind, const float *x,
 #undef TILES
 }
 
+#if HAS_TILES
+_Static_assert(LANES == TILE && VECS == 2, "a panel has the outputs of two tiles");
+
+/* The tile registers, by what they hold: sums, rows of x, weights. Numbers of registers are part of the
+   instructions' names. */
+#define SUM_0 0
+#define SUM_1 1
+#define SUM_2 2
+#define SUM_3 3
+#define X_0 4
+#define X_1 5
+#define W_0 6
+#define W_1 7
+
+/* Give the registers their sizes, for up to two tiles of rows. */
+INLINE void configure_tiles(int rows)
+{
+    const int first = rows < TILE ? rows : TILE, second = rows - first;
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } sizes = {.palette = 1};
+    const uint8_t of_tile[8] = {first, first, second ? second : first, second ? second : first,
+                                first, second ? second : first, TILE, TILE};
+    for (int tile = 0; tile < 8; tile++) {
+        sizes.rows[tile] = of_tile[tile];
+        sizes.row_bytes[tile] = TILE * sizeof(float);
+    }
+    _tile_loadconfig(&sizes);
+}
+
+/* Sum R * 2 + V is of rows in tile R and of outputs in tile V, or of outputs in tile V alone. */
+#define START(SUM, R, V)                                                                    \
+    if (is_first)                                                                           \
+        _tile_zero(SUM);                                                                    \
+    else                                                                                    \
+        _tile_loadd(SUM, out + R * TILE * out_stride + V * LANES, out_stride * sizeof(float));
+#define END(SUM, R, V) \
+    _tile_stored(SUM, out + R * TILE * out_stride + V * LANES, out_stride * sizeof(float));
+#define LOAD_X(TO, R) _tile_loadd(TO, x + R * TILE * x_stride + k, x_stride * sizeof(float));
+#define LOAD_W(TO, V)                                                                        \
+    _tile_loadd(TO, w + (V / VECS * w_stride + k * PANEL + V % VECS * LANES) * sizeof(float), \
+                PANEL * sizeof(float));
+
+/* As run_rows, with PAIRS and up to two tiles of rows, for which the registers are configured. depth: a
+   multiple of TILE. */
+INLINE void run_tiles(int rows, int panels, const float *x, ptrdiff_t x_stride, const char *w, ptrdiff_t w_stride,
+                      ptrdiff_t depth, float *out, ptrdiff_t out_stride, int is_first)
+{
+    for (int at_once; panels; panels -= at_once, w += at_once * w_stride * sizeof(float), out += at_once * PANEL) {
+        at_once = rows <= TILE && panels > 1 ? 2 : 1; /* panels */
+        if (rows > TILE) {
+            START(SUM_0, 0, 0) START(SUM_1, 0, 1) START(SUM_2, 1, 0) START(SUM_3, 1, 1)
+            for (ptrdiff_t k = 0; k < depth; k += TILE) {
+                LOAD_X(X_0, 0) LOAD_W(W_0, 0) LOAD_X(X_1, 1) LOAD_W(W_1, 1)
+                _tile_dpbf16ps(SUM_0, X_0, W_0);
+                _tile_dpbf16ps(SUM_1, X_0, W_1);
+                _tile_dpbf16ps(SUM_2, X_1, W_0);
+                _tile_dpbf16ps(SUM_3, X_1, W_1);
+            }
+            END(SUM_0, 0, 0) END(SUM_1, 0, 1) END(SUM_2, 1, 0) END(SUM_3, 1, 1)
+        } else if (at_once > 1) {
+            START(SUM_0, 0, 0) START(SUM_1, 0, 1) START(SUM_2, 0, 2) START(SUM_3, 0, 3)
+            for (ptrdiff_t k = 0; k < depth; k += TILE) {
+                LOAD_X(X_0, 0)
+                LOAD_W(W_0, 0) _tile_dpbf16ps(SUM_0, X_0, W_0);
+                LOAD_W(W_1, 1) _tile_dpbf16ps(SUM_1, X_0, W_1);
+                LOAD_W(W_0, 2) _tile_dpbf16ps(SUM_2, X_0, W_0);
+                LOAD_W(W_1, 3) _tile_dpbf16ps(SUM_3, X_0, W_1);
+            }
+            END(SUM_0, 0, 0) END(SUM_1, 0, 1) END(SUM_2, 0, 2) END(SUM_3, 0, 3)
+        } else {
+            START(SUM_0, 0, 0) START(SUM_1, 0, 1)
+            for (ptrdiff_t k = 0; k < depth; k += TILE) {
+                LOAD_X(X_0, 0)
+                LOAD_W(W_0, 0) _tile_dpbf16ps(SUM_0, X_0, W_0);
+                LOAD_W(W_1, 1) _tile_dpbf16ps(SUM_1, X_0, W_1);
+            }
+            END(SUM_0, 0, 0) END(SUM_1, 0, 1)
+        }
+    }
+}
+#undef START
+#undef END
+#undef LOAD_X
+#undef LOAD_W
+#endif
+
 INLINE void run_group(ptrdiff_t group, const enum kind kind, const float *x, ptrdiff_t x_stride, ptrdiff_t num_rows,
                       const char *w, const float *bias, ptrdiff_t num_out, ptrdiff_t num_in, char *out)
 {
@@ -130,17 +235,33 @@ INLINE void run_group(ptrdiff_t group, const enum kind kind, const float *x, ptr
     const ptrdiff_t width = num_out - first < GROUP * PANEL ? num_out - first : GROUP * PANEL;
     const int panels = (int)((width + PANEL - 1) / PANEL);
     const int is_in_place = width == panels * PANEL && kind != PAIRS;
-    float sums[CHUNK * GROUP * PANEL]; /* that are to be rounded, or would be written behind the row */
-    for (ptrdiff_t row = 0; row < num_rows; row += CHUNK) {
-        const int rows = num_rows - row < CHUNK ? (int)(num_rows - row) : CHUNK;
+    const int chunk = HAS_TILES && kind == PAIRS ? TILE_CHUNK : CHUNK;
+    const ptrdiff_t most = HAS_TILES && kind == PAIRS ? TILE_DEPTH : DEPTH;
+    float sums[TILE_CHUNK * GROUP * PANEL]; /* that are to be rounded, or would be written behind the row */
+#if HAS_TILES
+    int configured = 0;
+#endif
+    for (ptrdiff_t row = 0; row < num_rows; row += chunk) {
+        const int rows = num_rows - row < chunk ? (int)(num_rows - row) : chunk;
         float *to = is_in_place ? (float *)out + row * num_out + first : sums;
         const ptrdiff_t to_stride = is_in_place ? num_out : GROUP * PANEL;
-        for (ptrdiff_t k = 0; k == 0 || k < num_in; k += DEPTH) {
-            const ptrdiff_t depth = num_in - k < DEPTH ? num_in - k : DEPTH;
+        for (ptrdiff_t k = 0; k == 0 || k < num_in; k += most) {
+            const ptrdiff_t depth = num_in - k < most ? num_in - k : most;
+            const char *panel = w + (first * num_in + k * PANEL) * size;
+#if HAS_TILES
+            for (int r = 0; kind == PAIRS && r < rows; r += 2 * TILE) {
+                const int wanted = rows - r < 2 * TILE ? rows - r : 2 * TILE;
+                if (wanted != configured)
+                    configure_tiles(configured = wanted);
+                run_tiles(wanted, panels, x + (row + r) * x_stride + k, x_stride, panel, w_stride, depth,
+                          to + r * to_stride, to_stride, k == 0);
+            }
+            if (kind == PAIRS)
+                continue;
+#endif
             for (int r = 0; r < rows; r += ROWS)
                 run_rows(rows - r < ROWS ? rows - r : ROWS, panels, kind, x + (row + r) * x_stride + k,
-                         x_stride, w + (first * num_in + k * PANEL) * size, w_stride, depth,
-                         to + r * to_stride, to_stride, k == 0);
+                         x_stride, panel, w_stride, depth, to + r * to_stride, to_stride, k == 0);
         }
         if (is_in_place && !bias)
             continue;
@@ -154,6 +275,10 @@ INLINE void run_group(ptrdiff_t group, const enum kind kind, const float *x, ptr
             }
         }
     }
+#if HAS_TILES
+    if (kind == PAIRS)
+        _tile_release();
+#endif
 }
 
 /* As run_group, but an element is a sum in a binary tree: of chains over `pieces` equal ranges of columns,
@@ -197,8 +322,19 @@ INLINE void run_tree(ptrdiff_t group, const enum kind kind, const float *x, ptrd
 /* The number of outputs of a panel. */
 ptrdiff_t eyas_panel(void) { return PANEL; }
 
-/* Whether rows may have bfloat16. */
-int eyas_has_pairs(void) { return HAS_PAIRS; }
+/* Columns of 32 bits are a multiple of this with PAIRS. */
+ptrdiff_t eyas_pairs_at_once(void) { return HAS_TILES ? TILE : 1; }
+
+/* Whether rows may have bfloat16. Tiles may be used once the kernel has permitted it. */
+int eyas_has_pairs(void)
+{
+#if HAS_TILES
+    enum { REQUEST = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+#else
+    return HAS_PAIRS;
+#endif
+}
 
 /* out [T, O] = x [T, I] @ weight.T + bias, w being the packed weight. kind: of the numbers; with PAIRS x
    and out have bfloat16, and num_in and x_stride count pairs. bias: float32 [O] or NULL. */

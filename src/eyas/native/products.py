@@ -3,8 +3,7 @@
 Promises: an element of a product is one chain of fused multiply-adds over ascending columns, or with
 `PackedWeight.by_tree` a sum of several, so its bits depend on its row and the weights alone. float32
 weights whose values bfloat16 holds exactly take half the memory and give the same bits. Products of
-bfloat16 add up two columns at a time in float32, where the processor has an instruction for it (AVX-512
-BF16) and none that is faster for many rows (AMX).
+bfloat16 add up columns in float32, where the processor has AVX-512 BF16 (two at a time) or AMX (32).
 Does not know: layers.
 
 Legend: T rows, I input features, O output features.
@@ -65,16 +64,19 @@ class PackedWeight:
         stored = torch.bfloat16
         if self.dtype == torch.bfloat16:
             self._kind, self._at_once = _Kind.PAIRS, 2
+            multiple = 2 * int(library.eyas_pairs_at_once())
         else:
             is_half = all(torch.equal(block.bfloat16().float(), block) for block in blocks)
             self._kind, self._at_once = _Kind.HALVES if is_half else _Kind.FLOATS, 1
             stored = torch.bfloat16 if is_half else torch.float32
-        self._num_columns = -(-num_in // self._at_once)
+            multiple = 1
+        self._missing = -num_in % multiple
+        self._num_columns = (num_in + self._missing) // self._at_once
         size = (-(-num_out // panel), self._num_columns, panel, self._at_once)
         self._panels = torch.zeros(size, dtype=stored)
         for start, block in zip(range(0, num_out, rows), blocks, strict=True):
-            if num_in % self._at_once:
-                block = F.pad(block, (0, 1))
+            if self._missing:
+                block = F.pad(block, (0, self._missing))
             wide = block.unflatten(1, (-1, self._at_once))
             first, whole = start // panel, len(block) // panel
             self._panels[first : first + whole].copy_(
@@ -136,8 +138,8 @@ class PackedWeight:
         """Return x as it can be read, and where the result [T, O] is written."""
         num_out, num_in = self.shape
         assert x_TI.dtype == self.dtype and x_TI.shape[1] == num_in
-        if num_in % self._at_once:
-            x_TI = F.pad(x_TI, (0, 1))
+        if self._missing:
+            x_TI = F.pad(x_TI, (0, self._missing))
         row_stride, stride = x_TI.stride()
         if stride != 1 or row_stride % self._at_once or x_TI.data_ptr() % 4:
             x_TI = x_TI.clone(memory_format=torch.contiguous_format)
@@ -153,6 +155,8 @@ def compiled() -> Built:
 def _declare(library: ctypes.CDLL) -> None:
     library.eyas_panel.restype = _SIZE
     library.eyas_panel.argtypes = ()
+    library.eyas_pairs_at_once.restype = _SIZE
+    library.eyas_pairs_at_once.argtypes = ()
     library.eyas_has_pairs.restype = ctypes.c_int
     library.eyas_has_pairs.argtypes = ()
     library.eyas_product.restype = None
@@ -178,7 +182,7 @@ def _is_right(library: ctypes.CDLL) -> bool:
         expected_TO = rows_TI.float() @ weight.float().T + bias.float()
         if not torch.allclose(whole_TO.float(), expected_TO, rtol=close, atol=close):
             return False
-        for count in range(1, 9):
+        for count in (*range(1, 9), 16, 17, 20):
             if not torch.equal(product(rows_TI[count:][:count], bias), whole_TO[count:][:count]):
                 return False
         if weight.dtype != torch.float32:
