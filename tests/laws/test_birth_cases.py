@@ -196,10 +196,10 @@ def plain(backend: str) -> dict[tuple[str, float], GenerationOutput]:
         found = {}
         for key in (key for key in keys_of(backend) if key[0] in ALONE):
             asked, params = request(llm, *key)
-            found[key] = llm._run([asked], params)[0]
+            found[key] = llm.generate(asked, params)[0]
         if others := [key for key in keys_of(backend) if key[0] not in ALONE]:
             all_asked, all_params = zip(*(request(llm, *key) for key in others), strict=True)
-            outputs = llm._run(list(all_asked), list(all_params))
+            outputs = llm.generate(list(all_asked), list(all_params))
             found |= zip(others, outputs, strict=True)
         _PLAIN[backend] = found
     return _PLAIN[backend]
@@ -234,7 +234,7 @@ def test_birth_cases(drafter: str, backend: str) -> None:
     llm = engine(drafter, backend)
     asked, params = zip(*(request(llm, *key) for key in keys), strict=True)
     num_accepted = 0
-    for key, output in zip(keys, llm._run(list(asked), params), strict=True):
+    for key, output in zip(keys, llm.generate(list(asked), params), strict=True):
         name, temperature = key
         assert told(output) == told(expected[key]), key
         for choice in output.choices:
