@@ -382,7 +382,13 @@ def test_generate_answers_a_file_of_prompts(tmp_path: Path) -> None:
     assert "temprature" in done.stderr
 
     lines = [{"prompt": "a"}, {"messages": [{"role": "alien", "content": "x"}]}]
-    for last, place in ((lines[1], "messages[0].role"), ({"prompt": "a", "min_p": 3}, "min_p")):
+    wrong: list[tuple[dict[str, Any], str]] = [
+        (lines[1], "messages[0].role"),
+        ({"prompt": "a", "min_p": 3}, "min_p"),
+        ({"prompt": 5}, "messages[0].content"),
+        ({"messages": 5}, "messages"),
+    ]
+    for last, place in wrong:
         file.write_text("\n".join(json.dumps(line) for line in (lines[0], last)))
         done = eyas("generate", "--prompts-file", str(file))
         assert done.returncode == 2

@@ -235,7 +235,7 @@ def _naming(name: str, prompts_file: Path | None) -> Iterator[None]:
     """Say which prompt of a file a ValueError is about, with the name that `LLM.generate` gives it."""
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         if prompts_file is None:
             raise
         raise ValueError(f"--prompts-file: {name}: {error}") from error
@@ -244,18 +244,19 @@ def _naming(name: str, prompts_file: Path | None) -> Iterator[None]:
 def _encode(
     llm: LLM, entry: Mapping[str, Any], chat: bool | None, template_options: Mapping[str, Any]
 ) -> Prompt:
-    if isinstance(entry.get("prompt"), list):
+    raw: Prompt = entry.get("prompt", "")
+    if isinstance(raw, list):
         if entry.get("system"):
             raise ValueError("--system: cannot go with a prompt of token ids")
-        return list(entry["prompt"])
+        return raw
     uses_template = has_chat_template(model_directory(llm)) if chat is None else chat
     if "messages" not in entry and not uses_template:
         if entry.get("system"):
             raise ValueError("--system: needs the chat template; leave out --raw")
-        return str(entry["prompt"])
-    messages = list(entry.get("messages") or [{"role": "user", "content": entry["prompt"]}])
-    if entry.get("system"):
-        messages.insert(0, {"role": "system", "content": entry["system"]})
+        return raw
+    messages = entry.get("messages") or [{"role": "user", "content": raw}]
+    if entry.get("system") and isinstance(messages, list):
+        messages = [{"role": "system", "content": entry["system"]}, *messages]
     return llm.prepare_chat(messages, tools=entry.get("tools"), **template_options)
 
 
@@ -265,7 +266,10 @@ def _params(llm: LLM, changes: Mapping[str, Any], entry: Mapping[str, Any]) -> S
     own = {k: v for k, v in entry.items() if k not in ("prompt", "messages", "tools", "system")}
     if isinstance(own.get("logit_bias"), Mapping):
         own["logit_bias"] = bias_by_token_id(own["logit_bias"])
-    return llm.default_params(**{**changes, **own})
+    try:
+        return llm.default_params(**{**changes, **own})
+    except TypeError as error:  # no such parameter
+        raise ValueError(str(error)) from error
 
 
 def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> GenerationOutput:
