@@ -100,7 +100,9 @@ def typed(output: Any) -> Typed:
         except (TypeError, RuntimeError):
             pass  # pydantic may know the type
         else:
-            return _json(_with_base64(schema), lambda text: msgspec.json.decode(text, type=output))
+            return _json(
+                _as_msgspec_reads(schema), lambda text: msgspec.json.decode(text, type=output)
+            )
     return _typed_by_pydantic(output)
 
 
@@ -115,16 +117,23 @@ def _json(schema: Any, parse: Callable[[str], Any]) -> Typed:
     return Typed(json_node(schema, param="output"), parse_with_note, _parse_partial)
 
 
-def _with_base64(schema: Any) -> Any:
-    """Return the JSON schema with a pattern for the strings that msgspec decodes as base64."""
+def _as_msgspec_reads(schema: Any) -> Any:
+    """Return the JSON schema with a pattern for the strings that msgspec decodes as base64, and sets as
+    lists, since it reads values that repeat as one."""
     if isinstance(schema, list):
-        return [_with_base64(each) for each in schema]
+        return [_as_msgspec_reads(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") == "string" and schema.get("contentEncoding") == "base64":
         others = {key: value for key, value in schema.items() if key != "contentEncoding"}
         return {**others, "pattern": _BASE64}
-    return {key: _with_base64(value) for key, value in schema.items()}
+    return {key: _as_msgspec_reads(value) for key, value in _set_as_list(schema).items()}
+
+
+def _set_as_list(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a set's schema without `uniqueItems`, unless values that repeat could leave too few."""
+    is_set = schema.get("uniqueItems") is True and schema.get("minItems", 0) <= 1
+    return {key: value for key, value in schema.items() if key != "uniqueItems" or not is_set}
 
 
 def _parse_partial(text: str) -> Any:
@@ -185,6 +194,12 @@ def _typed_by_pydantic(output: Any) -> Typed:
             if version is None:
                 return super().uuid_schema(schema)
             return {"type": "string", "pattern": _UUID.format(version=version)}
+
+        def set_schema(self, schema: Any) -> dict[str, Any]:
+            return _set_as_list(super().set_schema(schema))
+
+        def frozenset_schema(self, schema: Any) -> dict[str, Any]:
+            return _set_as_list(super().frozenset_schema(schema))
 
         def literal_schema(self, schema: Any) -> dict[str, Any]:
             for value in schema["expected"]:

@@ -11,6 +11,7 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import pydantic
 import pytest
@@ -289,6 +290,24 @@ def test_types_that_json_schema_has_no_format_for_come_back(
     hot = SamplingParams(temperature=1.3, seed=seed, max_tokens=200)
     with contextlib.suppress(OutputIncomplete):
         assert llm.generate("As JSON: ", hot, output=output) is not None
+
+
+class Tags(pydantic.BaseModel):
+    names: set[str]
+    numbers: frozenset[int] = pydantic.Field(min_length=1)
+
+
+def test_sets_are_lists_whose_values_may_repeat() -> None:
+    """Their values are told apart by who reads them, so the grammar need not."""
+    tags = typed(Tags).parse('{"names": ["a", "b", "a"], "numbers": [1, 1]}')
+    assert tags == Tags(names={"a", "b"}, numbers=frozenset([1]))
+    assert typed(set[str]).parse('["a", "a"]') == {"a"}
+    for several in (
+        Annotated[set[str], pydantic.Field(min_length=2)],
+        Annotated[set[str], msgspec.Meta(min_length=2)],
+    ):
+        with pytest.raises(GrammarError, match="uniqueItems"):
+            typed(several)
 
 
 def test_numbers_as_keys_can_be_read() -> None:

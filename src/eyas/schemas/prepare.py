@@ -70,6 +70,7 @@ class _Outcome(NamedTuple):
     fault: GrammarFault | None = None
 
 
+_SKIP = '. "x-guidance": {"lenient": true} in the schema skips what cannot be enforced'
 PREPARED: LruCache[_Outcome] = LruCache(max_entries=1024, max_bytes=32 * 2**20)
 """Cached outcomes by schema, field and leniency; `prepare` depends on nothing else."""
 
@@ -99,7 +100,8 @@ def prepare(schema: dict[str, Any] | bool | str, *, param: str, lenient: bool = 
             outcome = _Outcome(error.message, error.fault)
         PREPARED.put(key, outcome, len(key) + 4 * len(outcome.text))
     if outcome.fault is not None:
-        raise GrammarError(outcome.text, outcome.fault, param=param)
+        remedy = _SKIP if outcome.fault == "unsupported" else ""
+        raise GrammarError(outcome.text + remedy, outcome.fault, param=param)
     return outcome.text
 
 
