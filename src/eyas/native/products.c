@@ -182,11 +182,15 @@ INLINE void configure_tiles(int rows)
     _tile_loadd(TO, w + (V / VECS * w_stride + k * PANEL + V % VECS * LANES) * sizeof(float), \
                 PANEL * sizeof(float));
 
-/* As run_rows, with PAIRS and up to two tiles of rows, for which the registers are configured. depth: a
-   multiple of TILE. */
-INLINE void run_tiles(int rows, int panels, const float *x, ptrdiff_t x_stride, const char *w, ptrdiff_t w_stride,
+INLINE void release_tiles(void) { _tile_release(); }
+
+/* As run_rows, with PAIRS and up to two tiles of rows. configured: rows for which the registers have their
+   sizes. depth: a multiple of TILE. */
+INLINE void run_tiles(int *configured, int rows, int panels, const float *x, ptrdiff_t x_stride, const char *w, ptrdiff_t w_stride,
                       ptrdiff_t depth, float *out, ptrdiff_t out_stride, int is_first)
 {
+    if (rows != *configured)
+        configure_tiles(*configured = rows);
     for (int at_once; panels; panels -= at_once, w += at_once * w_stride * sizeof(float), out += at_once * PANEL) {
         at_once = rows <= TILE && panels > 1 ? 2 : 1; /* panels */
         if (rows > TILE) {
@@ -224,6 +228,9 @@ INLINE void run_tiles(int rows, int panels, const float *x, ptrdiff_t x_stride, 
 #undef END
 #undef LOAD_X
 #undef LOAD_W
+#else
+#define run_tiles(...) ((void)configured) /* never reached */
+#define release_tiles() ((void)0)
 #endif
 
 INLINE void run_group(ptrdiff_t group, const enum kind kind, const float *x, ptrdiff_t x_stride, ptrdiff_t num_rows,
@@ -235,12 +242,11 @@ INLINE void run_group(ptrdiff_t group, const enum kind kind, const float *x, ptr
     const ptrdiff_t width = num_out - first < GROUP * PANEL ? num_out - first : GROUP * PANEL;
     const int panels = (int)((width + PANEL - 1) / PANEL);
     const int is_in_place = width == panels * PANEL && kind != PAIRS;
-    const int chunk = HAS_TILES && kind == PAIRS ? TILE_CHUNK : CHUNK;
-    const ptrdiff_t most = HAS_TILES && kind == PAIRS ? TILE_DEPTH : DEPTH;
-    float sums[TILE_CHUNK * GROUP * PANEL]; /* that are to be rounded, or would be written behind the row */
-#if HAS_TILES
-    int configured = 0;
-#endif
+    const int in_tiles = HAS_TILES && kind == PAIRS;
+    const int chunk = in_tiles ? TILE_CHUNK : CHUNK, at_once = in_tiles ? 2 * TILE : ROWS;
+    const ptrdiff_t most = in_tiles ? TILE_DEPTH : DEPTH;
+    float sums[(HAS_TILES ? TILE_CHUNK : CHUNK) * GROUP * PANEL]; /* to be rounded, or beyond the row's end */
+    int configured = 0; /* rows for which the tiles have their sizes */
     for (ptrdiff_t row = 0; row < num_rows; row += chunk) {
         const int rows = num_rows - row < chunk ? (int)(num_rows - row) : chunk;
         float *to = is_in_place ? (float *)out + row * num_out + first : sums;
@@ -248,20 +254,15 @@ INLINE void run_group(ptrdiff_t group, const enum kind kind, const float *x, ptr
         for (ptrdiff_t k = 0; k == 0 || k < num_in; k += most) {
             const ptrdiff_t depth = num_in - k < most ? num_in - k : most;
             const char *panel = w + (first * num_in + k * PANEL) * size;
-#if HAS_TILES
-            for (int r = 0; kind == PAIRS && r < rows; r += 2 * TILE) {
-                const int wanted = rows - r < 2 * TILE ? rows - r : 2 * TILE;
-                if (wanted != configured)
-                    configure_tiles(configured = wanted);
-                run_tiles(wanted, panels, x + (row + r) * x_stride + k, x_stride, panel, w_stride, depth,
-                          to + r * to_stride, to_stride, k == 0);
+            for (int r = 0; r < rows; r += at_once) {
+                const int some = rows - r < at_once ? rows - r : at_once;
+                const float *from = x + (row + r) * x_stride + k;
+                float *of_rows = to + r * to_stride;
+                if (in_tiles)
+                    run_tiles(&configured, some, panels, from, x_stride, panel, w_stride, depth, of_rows, to_stride, k == 0);
+                else
+                    run_rows(some, panels, kind, from, x_stride, panel, w_stride, depth, of_rows, to_stride, k == 0);
             }
-            if (kind == PAIRS)
-                continue;
-#endif
-            for (int r = 0; r < rows; r += ROWS)
-                run_rows(rows - r < ROWS ? rows - r : ROWS, panels, kind, x + (row + r) * x_stride + k,
-                         x_stride, panel, w_stride, depth, to + r * to_stride, to_stride, k == 0);
         }
         if (is_in_place && !bias)
             continue;
@@ -275,10 +276,8 @@ INLINE void run_group(ptrdiff_t group, const enum kind kind, const float *x, ptr
             }
         }
     }
-#if HAS_TILES
-    if (kind == PAIRS)
-        _tile_release();
-#endif
+    if (in_tiles)
+        release_tiles();
 }
 
 /* As run_group, but an element is a sum in a binary tree: of chains over `pieces` equal ranges of columns,
